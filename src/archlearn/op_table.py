@@ -107,8 +107,17 @@ def _op(calls: str, rule: str = "", **known: Any) -> OpSpec:
 
 
 def _alike(rule: str, *operations: str, **known: Any) -> list[OpSpec]:
-    """Return operations of which the same is known, one from each text of calls."""
-    return [_op(calls, rule, **known) for calls in operations]
+    """Return operations of which the same is known, one from each text of calls.
+
+    `{n}` stands for the number of spatial dimensions: three operations.
+    """
+    each = [calls.format(n=n) for calls in operations for n in ((1, 2, 3) if "{" in calls else "0")]
+    return [_op(calls, rule, **known) for calls in each]
+
+
+def _both(names: str) -> list[str]:
+    """Return functions that are methods of a tensor, too, by their names."""
+    return [f"torch.{name} Tensor.{name}" for name in names.split()]
 
 
 _OTHERS = """
@@ -194,24 +203,10 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "elementwise.unary",
         "torch.abs operator.abs Tensor.abs Tensor.abs_",
         "torch.neg operator.neg Tensor.neg",
-        "torch.exp Tensor.exp",
-        "torch.sqrt Tensor.sqrt",
-        "torch.rsqrt Tensor.rsqrt",
-        "torch.square Tensor.square",
-        "torch.sin Tensor.sin",
-        "torch.cos Tensor.cos",
-        "torch.log Tensor.log",
-        "torch.log1p Tensor.log1p",
-        "torch.expm1",
-        "torch.erf Tensor.erf",
+        *_both("exp sqrt rsqrt square sin cos log log1p erf floor ceil round sign"),
+        *_both("clip clamp_min clamp_max"),
         "torch.clamp Tensor.clamp Tensor.clamp_",
-        "torch.clip Tensor.clip",
-        "torch.clamp_min Tensor.clamp_min",
-        "torch.clamp_max Tensor.clamp_max",
-        "torch.floor Tensor.floor",
-        "torch.ceil Tensor.ceil",
-        "torch.round Tensor.round",
-        "torch.sign Tensor.sign",
+        "torch.expm1",
         "torch.reciprocal",
         "torch.pow operator.pow operator.ipow Tensor.pow Tensor.pow_",
         "torch.nan_to_num",
@@ -305,31 +300,19 @@ OPERATIONS: tuple[OpSpec, ...] = (
     ),
     *_alike(
         "reshape.move",
-        "torch.chunk Tensor.chunk",
-        "torch.split Tensor.split",
+        *_both("chunk split"),
         "torch.tensor_split",
         narrowed_by="split",
     ),
     *_alike(
         "reshape.move",
-        "torch.permute Tensor.permute",
-        "torch.transpose Tensor.transpose",
-        "torch.t Tensor.t",
-        "torch.squeeze Tensor.squeeze",
-        "torch.unsqueeze Tensor.unsqueeze",
-        "torch.unbind Tensor.unbind",
-        "torch.narrow Tensor.narrow",
-        "torch.select Tensor.select",
-        "torch.movedim Tensor.movedim",
-        "torch.swapaxes Tensor.swapaxes",
-        "torch.swapdims Tensor.swapdims",
-        "torch.detach Tensor.detach",
+        *_both("permute transpose t squeeze unsqueeze unbind narrow select movedim"),
+        *_both("swapaxes swapdims detach"),
     ),
     *_alike(
         "reshape.move",
         "Tensor.repeat",
-        "torch.repeat_interleave Tensor.repeat_interleave",
-        "torch.tile Tensor.tile",
+        *_both("repeat_interleave tile"),
         copies=True,
         narrowed_by="repeat",
     ),
@@ -340,9 +323,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "torch.stack",
         "torch.hstack",
         "torch.vstack",
-        "torch.clone Tensor.clone",
-        "torch.flip Tensor.flip",
-        "torch.roll Tensor.roll",
+        *_both("clone flip roll"),
         "nn.ChannelShuffle F.channel_shuffle torch.channel_shuffle",
         copies=True,
     ),
@@ -374,18 +355,13 @@ OPERATIONS: tuple[OpSpec, ...] = (
     _op("F.pad", "reshape.pad", narrowed_by="pad"),
     *_alike(
         "reshape.pad",
-        *(
-            f"nn.{kind}Pad{n}d"
-            for kind in ("Zero", "Constant", "Reflection", "Replication", "Circular")
-            for n in (1, 2, 3)
-        ),
+        "nn.ZeroPad{n}d",
+        "nn.ConstantPad{n}d",
+        "nn.ReflectionPad{n}d",
+        "nn.ReplicationPad{n}d",
+        "nn.CircularPad{n}d",
     ),
-    *_alike(
-        "reshape.number",
-        "torch.is_floating_point Tensor.is_floating_point",
-        "torch.is_complex Tensor.is_complex",
-        about=KIND,
-    ),
+    *_alike("reshape.number", *_both("is_floating_point is_complex"), about=KIND),
     *_alike("reshape.number", "Tensor.dim", "Tensor.ndimension", about=RANK),
     *_alike(
         "reshape.number",
@@ -411,42 +387,23 @@ OPERATIONS: tuple[OpSpec, ...] = (
     # Pooling, interpolation and reductions.
     *_alike(
         "pooling.pool",
-        "nn.MaxPool1d F.max_pool1d F._max_pool1d torch.max_pool1d",
-        "nn.MaxPool2d F.max_pool2d F._max_pool2d",
-        "nn.MaxPool3d F.max_pool3d F._max_pool3d",
-        "nn.AvgPool1d F.avg_pool1d torch.avg_pool1d",
-        "nn.AvgPool2d F.avg_pool2d",
-        "nn.AvgPool3d F.avg_pool3d",
-        "nn.AdaptiveAvgPool1d F.adaptive_avg_pool1d torch.adaptive_avg_pool1d",
-        "nn.AdaptiveAvgPool2d F.adaptive_avg_pool2d",
-        "nn.AdaptiveAvgPool3d F.adaptive_avg_pool3d",
+        "nn.MaxPool{n}d F.max_pool{n}d F._max_pool{n}d",
+        "nn.AvgPool{n}d F.avg_pool{n}d",
+        "nn.AdaptiveAvgPool{n}d F.adaptive_avg_pool{n}d",
+        "torch.max_pool1d",
+        "torch.avg_pool1d",
+        "torch.adaptive_avg_pool1d",
         homogeneous=True,
     ),
     *_alike(
         "pooling.pool",
-        "nn.AdaptiveMaxPool1d F.adaptive_max_pool1d F._adaptive_max_pool1d",
-        "nn.AdaptiveMaxPool2d F.adaptive_max_pool2d F._adaptive_max_pool2d",
-        "nn.AdaptiveMaxPool3d F.adaptive_max_pool3d F._adaptive_max_pool3d",
-        "nn.LPPool1d F.lp_pool1d",
-        "nn.LPPool2d F.lp_pool2d",
-        "nn.LPPool3d F.lp_pool3d",
+        "nn.AdaptiveMaxPool{n}d F.adaptive_max_pool{n}d F._adaptive_max_pool{n}d",
+        "nn.LPPool{n}d F.lp_pool{n}d",
     ),
     *_alike("pooling.resize", "nn.Upsample F.upsample", "F.interpolate"),
     *_alike("pooling.resize", "nn.UpsamplingNearest2d", "nn.UpsamplingBilinear2d"),
-    *_alike(
-        "pooling.mean",
-        "torch.mean Tensor.mean",
-        "torch.nanmean Tensor.nanmean",
-        "torch.amax Tensor.amax",
-        "torch.amin Tensor.amin",
-    ),
-    *_alike(
-        "pooling.reduce",
-        "torch.sum Tensor.sum",
-        "torch.norm Tensor.norm",
-        "torch.linalg.vector_norm",
-        "torch.std Tensor.std",
-    ),
+    *_alike("pooling.mean", *_both("mean nanmean amax amin")),
+    *_alike("pooling.reduce", *_both("sum norm std"), "torch.linalg.vector_norm"),
     *_alike("pooling.variance", "torch.var Tensor.var"),
     *_alike(
         "pooling.along_dim",
@@ -459,18 +416,14 @@ OPERATIONS: tuple[OpSpec, ...] = (
     # Normalisation.
     *_alike(
         "normalization.within_channel",
-        "nn.BatchNorm1d",
-        "nn.BatchNorm2d",
-        "nn.BatchNorm3d",
+        "nn.BatchNorm{n}d",
         foldable=True,
         sized_by="num_features",
     ),
     *_alike(
         "normalization.within_channel",
         "nn.SyncBatchNorm",
-        "nn.InstanceNorm1d",
-        "nn.InstanceNorm2d",
-        "nn.InstanceNorm3d",
+        "nn.InstanceNorm{n}d",
         sized_by="num_features",
     ),
     _op("F.batch_norm torch.batch_norm", "normalization.within_channel"),
@@ -495,23 +448,13 @@ OPERATIONS: tuple[OpSpec, ...] = (
     # Products with a weight.
     _op("nn.Linear F.linear", PRODUCT, product=(LINEAR, 0)),
     _op("archlearn.linear_by_columns", PRODUCT, product=(TRANSPOSED, 0)),
-    _op("nn.Conv1d F.conv1d torch.conv1d", PRODUCT, product=(CONV, 1)),
-    _op("nn.Conv2d F.conv2d torch.conv2d", PRODUCT, product=(CONV, 2)),
-    _op("nn.Conv3d F.conv3d torch.conv3d", PRODUCT, product=(CONV, 3)),
-    _op(
-        "nn.ConvTranspose1d F.conv_transpose1d torch.conv_transpose1d",
-        PRODUCT,
-        product=(TRANSPOSED, 1),
-    ),
-    _op(
-        "nn.ConvTranspose2d F.conv_transpose2d torch.conv_transpose2d",
-        PRODUCT,
-        product=(TRANSPOSED, 2),
-    ),
-    _op(
-        "nn.ConvTranspose3d F.conv_transpose3d torch.conv_transpose3d",
-        PRODUCT,
-        product=(TRANSPOSED, 3),
+    *(
+        _op(f"nn.{name}{n}d F.{function}{n}d torch.{function}{n}d", PRODUCT, product=(kind, n))
+        for name, function, kind in (
+            ("Conv", "conv", CONV),
+            ("ConvTranspose", "conv_transpose", TRANSPOSED),
+        )
+        for n in (1, 2, 3)
     ),
     # Products of two tensors.
     *_alike(

@@ -104,6 +104,8 @@ def make_all(asked: PageOptions, images: str | None) -> None:
         e.name: partial(draw_anew, e, results, asked.folder) for e, results in found if results
     }
     pages = drawn if asked.draw else _list_pages(asked, images)
+    if not pages:
+        raise SettingsError(f"there are no finished results in {asked.folder} to draw")
     failed: list[str] = []
     for number, (name, make) in enumerate(pages.items(), start=1):
         sys.stdout.write(f"page {number} of {len(pages)}: {name}\n")

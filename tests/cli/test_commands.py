@@ -87,7 +87,9 @@ def test_speed_is_measured_beside_the_first_network_and_shown_by_the_report(
     summary = json.loads((run_folder / "summary.json").read_text())
     before, after = (summary[when]["multiply_adds"] for when in ("before", "after"))
     assert f"multiply-adds {before:,} -> {after:,} ({before / after:.2f}×), parameters" in said
-    assert re.search(r"^cpu, batch 1: \S+ ms -> \S+ ms \(\S+×\), \S+ MB -> \S+ MB$", said, re.M)
+    assert re.search(
+        r"^cpu, batch 1: \S+ ms -> \S+ ms \(\S+×\), memory \S+ MB -> \S+ MB$", said, re.M
+    )
     rows = json.loads((run_folder / "speed.json").read_text())["rows"]
     assert [row["batch_size"] for row in rows if row["device"] == "cpu"] == [1, 64]
     assert all(row["bytes"][0] > row["bytes"][1] > 0 for row in rows)
@@ -181,6 +183,9 @@ def test_report_inspect_and_data_print_what_they_did(
     shown = capsys.readouterr().out
     assert "layers.0" in shown
     assert "12" in shown
+    before = json.loads((run_folder / "summary.json").read_text())["before"]["parameters"]
+    call(["inspect", str(run_folder)])
+    assert f"costs: {before:,} parameters" in capsys.readouterr().out
     call(["data", "diabetes"])
     assert "regression, 1 outputs, examples of 10" in capsys.readouterr().out
     call(["data"])

@@ -31,8 +31,13 @@ def row(**more: Any) -> dict[str, Any]:
         (row(widths={"a": 3, "b": 4}), "3-4  100 parameters, gates 0.250 from 0 or 1  left 0:05"),
         (row(widths=dict.fromkeys(range(99), 64)), "100 parameters, gates 0.250"),
         (
-            row(widths={"a": 3}, budget_path={"parameters": 120.0, "latency": 2.5}, latency=2.25),
-            "3  100 parameters of 120 allowed, 2.25 ms of 2.5 allowed  left 0:05",
+            row(
+                widths={"a": 3},
+                budget_path={"parameters": 120.0, "latency": 2.5},
+                latency=2.25,
+                price=0.012,
+            ),
+            "3  100 parameters of 120 allowed, 2.25 ms of 2.5 allowed, price 0.012  left 0:05",
         ),
     ],
 )

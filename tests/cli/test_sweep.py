@@ -1,6 +1,7 @@
 """A sweep learns to several budgets, goes on where it was stopped, and hands back a network."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,34 @@ def test_values_and_seeds_are_runs_of_their_own(tmp_path: Path) -> None:
         ("nothing", None), ("all", ("multiply_adds=60%",)), ("all", ("parameters=900",)),
     ]  # fmt: skip
     assert [run.settings.seed for run in runs] == [0, 3, 0, 3, 0, 3]
+
+
+def test_a_run_that_was_asked_for_otherwise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep into the folder of another one would show the other one's numbers as its own."""
+    started: list[SweepRun] = []
+    monkeypatch.setattr(sweep, "_run_here", lambda waiting, *_: started.extend(waiting))
+
+    def make(settings: RunSettings, budget: str) -> None:
+        runs = list_runs(tmp_path, settings, [budget], [0, 1], with_plain=False)
+        sweep.run_sweep(runs, 1, started.append)
+
+    make(RunSettings(), "parameters=12.5%")
+    configs = [sweep._command(run)[2] for run in started]  # pyright: ignore[reportPrivateUsage]
+    assert len(set(configs)) == 2, "runs that begin together would learn with one of both seeds"
+    for run in started:
+        run.folder.mkdir()
+    make(
+        replace(RunSettings(), hardware=replace(RunSettings().hardware, threads=2)),
+        "parameters=12.5%",
+    )
+    with pytest.raises(
+        al.ArchlearnError, match=r"12.5-seed-0 was learnt with other settings.*--out"
+    ):
+        make(replace(RunSettings(), model="mlp"), "parameters=12.5%")
+    with pytest.raises(al.ArchlearnError, match="was learnt with other settings"):
+        make(RunSettings(), "parameters=12.5")
 
 
 def test_the_cheapest_within_the_loss_is_chosen() -> None:

@@ -122,7 +122,7 @@ SHIFTED: dict[str, Callable[[], nn.Module]] = {
 KINDS: tuple[Kind, ...] = (
     *(kind(f"module_{n}", _chain(a), IMAGE, (5, 7), (7,)) for n, a in ACTIVATIONS.items()),
     *(kind(f"module_{n}", _chain(a), IMAGE, (5, 7), (7,)) for n, a in SHIFTED.items()),
-    kind("prelu_one", _chain(nn.PReLU), IMAGE, (5, 7), (7,)),
+    kind("prelu_one", _chain(nn.PReLU), IMAGE, (5, 7), note="with weights of its own, no depth"),
     kind(
         "prelu_per_channel",
         chain(conv(3, 5), lambda: nn.PReLU(5), conv(5, 7), lambda: nn.PReLU(7), conv(7, 4)),

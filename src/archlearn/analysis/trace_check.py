@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, fx, nn
 
@@ -79,7 +80,8 @@ def _stub_layer(module: Any, name: str, place: int, notes: Notes) -> Callable[..
         out = x if is_left_out else type(module).forward(module, *args, **kwargs)
         if not (isinstance(x, Tensor) and isinstance(out, Tensor) and x.is_floating_point()):
             return out
-        flat = _flat(x)
+        flat = x.reshape(-1)
+        flat = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
         read = torch.dot(flat, _pattern(flat.shape, flat))
         notes.layers.append(name)
         notes.read.append(read)
@@ -90,11 +92,6 @@ def _stub_layer(module: Any, name: str, place: int, notes: Notes) -> Callable[..
         return (_pattern(out.shape, flat) * level).to(out.dtype)
 
     return forward
-
-
-def _flat(x: Tensor) -> Tensor:
-    flat = x.reshape(-1)
-    return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
 
 def _pattern(shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -240,7 +237,7 @@ def _find_difference(meant: Notes, traced: Notes) -> str:
     for first, second, read, read_by_trace in of_layers:
         if first != second:
             return f"calls {second!r} where forward calls {first!r}"
-        if not _is_near(read, read_by_trace):
+        if not numpy.isclose(read, read_by_trace, _RELATIVE, _ABSOLUTE, equal_nan=True):
             return f"gives {first!r} other numbers to read"
     if len(meant.layers) != len(traced.layers):
         return f"calls {len(traced.layers)} layers, forward calls {len(meant.layers)}"
@@ -262,10 +259,3 @@ def _say(structure: Any) -> str:
     kind, parts = structure
     inside = ", ".join(f"{key}={_say(part)}" for key, part in parts)
     return f"{kind.__name__}({inside})"
-
-
-def _is_near(one: float, two: float) -> bool:
-    """Return what `torch.allclose` would say of two numbers."""
-    if one == two or (math.isnan(one) and math.isnan(two)):
-        return True
-    return math.isfinite(two) and abs(one - two) <= _ABSOLUTE + _RELATIVE * abs(two)

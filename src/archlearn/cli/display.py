@@ -155,14 +155,15 @@ class LiveDisplay(Callback):
 
 
 def _sizes(row: Mapping[str, Any]) -> str:
-    """Return what the network costs now; under a budget what it may, else where gates are."""
+    """Return what the network costs; under a budget what it may, and the price of a channel."""
     path = row.get("budget_path")
     if path:
         units = {name: "ms" if name == LATENCY else name.replace("_", "-") for name in path}
-        return ", ".join(
+        costs = (
             f"{_amount(row[name])} {units[name]} of {_amount(limit)} allowed"
             for name, limit in path.items()
         )
+        return f"{', '.join(costs)}, price {row['price']:.2g}"
     gates = f", gates {row['binarisation_gap']:.3f} from 0 or 1" if row["widths"] else ""
     return f"{row['parameters']:,} parameters{gates}"
 

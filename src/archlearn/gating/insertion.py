@@ -68,13 +68,7 @@ ASSUMED_BATCH = 128
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A layer that reads gated channels.
-
-    Attributes:
-        node: The name of its call.
-        op: What it computes.
-        channels: The channel that each of its input columns belongs to.
-    """
+    """A layer that reads gated channels: its call, and the channel of each of its input columns."""
 
     node: str
     op: LinearOp

@@ -97,11 +97,6 @@ def gate_coefficients(
     of it has a gradient. Prices by neurons change only when a layer becomes linear or ceases to be.
     Where that can be seen, they are kept from step to step: on a CPU each operation costs more than
     the gates.
-
-    Args:
-        store: Knows what goes with each gate.
-        gates: All gates, one behind the other, without a gradient.
-        strengths: How hard each term pulls.
     """
     if strengths.price is not Price.NEURONS or not is_concrete(gates) or gates.is_inference():
         return _work_out(store, gates, strengths)

@@ -370,6 +370,9 @@ def _find_links(
             )
             if site.activation.lower() == "glu":
                 link = "a gated linear unit halves its channels"
+            module = find_module(net, site.module) if site.module else None
+            if isinstance(module, nn.PReLU):
+                link = "its activation has weights of its own"
             if (
                 isinstance(link, MergeablePair)
                 and link.norms

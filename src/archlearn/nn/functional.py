@@ -50,11 +50,7 @@ def binarised_gates(
 ) -> tuple[Tensor, ...]:
     """Return all gates of a model as they act, in the shapes they have.
 
-    Args:
-        gates: The gates of each group, and whatever else is to be binarised.
-        rows: As in `open_flat`.
-        pairs: As in `open_flat`.
-        least: How many of each group stay open at least; left out, one.
+    The gates of each group come first; `least` of each stay open. The others are as in `open_flat`.
     """
     if is_concrete(gates[0].detach()):
         n_groups = len(rows)

@@ -47,10 +47,7 @@ def settle_gates(
 ) -> Float[Tensor, " gates"]:
     """Return the gates as they act when nothing is drawn: 0 below one half.
 
-    Args:
-        gate: The learnt numbers.
-        opened: Whether a gate is open, as our own gates would be; a gate below one half that
-            is open nevertheless, lest its layer be lost, is 1.
+    One below that is `opened` nevertheless, lest its layer be lost, is 1.
     """
     settled = _stretch(torch.sigmoid(log_odds(gate)))
     return torch.where(gate < THRESHOLD, opened, settled)

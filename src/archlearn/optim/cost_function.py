@@ -1,8 +1,8 @@
 """The cost of the compact network as a function of the open gates, computed on the device.
 
 It equals what `plan` foretells, weight by weight: narrowed parameters, biases that constants make
-new, activations that go, layers that merge, and branches that are left out with all that only they
-need. Nothing is read back, so no device is waited for.
+new, layers that merge, and branches that are left out with all that only they need. Nothing is
+read back, so no device is waited for.
 """
 
 import functools
@@ -214,13 +214,6 @@ class CostFunction:
     def __init__(
         self, model: nn.Module, choice: LearnableSites, latency: LatencyTable | None = None
     ) -> None:
-        """Take down what each gate touches.
-
-        Args:
-            model: The gated model.
-            choice: What is learnt in it.
-            latency: What its calls take, if that is asked for.
-        """
         self.names: tuple[str, ...] = COSTS if latency is None else (*COSTS, LATENCY)
         self.time_scale = 1.0
         self.n_depth, self.n_branches = len(choice.links), len(choice.branches)
@@ -255,7 +248,7 @@ class CostFunction:
         new_bias = made_plain = present[:, :0]
         if n_folds:
             new_bias = (unfolded < t["fold_full"]) * present[:, t["fold_presence"]]
-        factors = torch.cat([dims, present, new_bias, self._in_use(t, is_linear, present)], 1)
+        factors = torch.cat([dims, present, new_bias], 1)
         sizes = functools.reduce(torch.mul, factors[:, t["entries"]].unbind(1))
         counts = torch.addmm(t["fixed"], sizes, t["entry_weights"])
         parameters, multiply_adds, *others = counts.unbind(1)
@@ -278,9 +271,7 @@ class CostFunction:
     def extremes(self, least_widths: Tensor | None = None) -> tuple[Named, Named]:
         """Return the costs with all gates open, and those of the smallest network there can be.
 
-        Args:
-            least_widths: How many gates of each group must stay open; left out, one, or
-                two where a norm reads them.
+        Of each group `least_widths` stay open: one, or two where a norm reads them.
         """
         sizes = self.group.bincount()
         if least_widths is None:
@@ -315,14 +306,6 @@ class CostFunction:
             return is_closed.new_ones(len(is_closed), t["gone_with_set"].shape[1])
         is_whole = (is_closed @ t["sets"] == t["set_sizes"]).to(is_closed.dtype)
         return (is_whole @ t["gone_with_set"] == 0).to(is_closed.dtype)
-
-    def _in_use(self, t: dict[str, Tensor], is_linear: Tensor, present: Tensor) -> Tensor:
-        """Return 0 for activations with parameters all of whose calls are linear, or gone."""
-        if not len(t["left_entry"]):
-            return present[:, :0]
-        idle = torch.maximum(is_linear[:, t["left_site"]], 1.0 - present[:, t["left_presence"]])
-        counts = add_up(idle, t["left_of_site"], len(t["left_entry"]))
-        return (counts < t["left_calls"]) * present[:, t["left_own"]]
 
     def _computed(
         self, t: dict[str, Tensor], dims: Tensor, new_bias: Tensor

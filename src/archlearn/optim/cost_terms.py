@@ -28,7 +28,7 @@ class CostTerms:
     """What each gate touches: sizes, the tensors that have them, and what makes those go.
 
     Costs are sums of entries, and an entry is a product of factors: of sizes, some of which never
-    change, and of one that is 1 or 0: whether the thing is there, a new bias, an activation in use.
+    change, and of one that is 1 or 0: whether the thing is there, or a new bias.
     A presence is a kind of things that go with the same branches; kind 0 is always there.
     """
 
@@ -62,7 +62,6 @@ class CostTerms:
         self._find_dims()
         self._find_entries()
         self._find_folds()
-        self._find_left_out()
         self._find_computed()
         self.n_columns = 2 if calls is None else 3
         self.time_columns: list[tuple[Tensor, Tensor]] = []
@@ -87,12 +86,9 @@ class CostTerms:
         # Where the factors that are 1 or 0 begin.
         there = len(self.full) + len(self.constants)
         folds = there + len(self.presences)
-        left = folds + self.n_folds
         rows = [
             [*row, there + p] for row, p in zip(self.entry_rows, self.entry_presences, strict=True)
         ]
-        for place, entry in enumerate(self._tables["left_entry"].tolist()):
-            rows[entry][-1] = left + place
         rows += [[slot, folds + n] for n, slot in enumerate(self._tables["fold_out"].tolist())]
         self._tables["entries"] = self._pad(rows).T.contiguous()
         self._tables["entry_weights"] = self._pad_costs(
@@ -312,38 +308,6 @@ class CostTerms:
         self._tables["fold_presence"] = as_indices(
             [self.presence_of_tensor(f"{n}.weight") for n in layers]
         )
-
-    def _find_left_out(self) -> None:
-        """Write the parameters of activations, with the depth gates that make them go."""
-        places = {site: place for place, site in enumerate(self.choice.links)}
-        calls: dict[str, list[str]] = {}
-        for site in self.blueprint.sites[0]:
-            if site.module:
-                calls.setdefault(site.module, []).append(site.name)
-        presences = {
-            site.name: self._presence_of_call(site.node) for site in self.blueprint.sites[0]
-        }
-        rows: list[tuple[int, int, int]] = []
-        n_calls: list[float] = []
-        left: list[int] = []
-        for module, sites in calls.items():
-            if any(site not in places for site in sites):
-                continue
-            for key, parameter in find_module(self.model, module).named_parameters():
-                name = self.sizes.names.get(f"{module}.{key}", f"{module}.{key}")
-                if name not in self.entries:
-                    n, presence = parameter.numel(), self.presence_of_tensor(name)
-                    self.entries[name] = self._add_entry([self._constant(n)], (1.0,), presence)
-                    self.fixed = (self.fixed[0] - n,)
-                rows += [(places[site], len(left), presences[site]) for site in sites]
-                n_calls.append(len(sites))
-                left.append(self.entries[name])
-        table = torch.tensor(rows, dtype=torch.long).view(-1, 3)
-        names = ("left_site", "left_of_site", "left_presence")
-        self._tables |= dict(zip(names, table.unbind(1), strict=True))
-        self._tables["left_calls"] = as_numbers(n_calls)
-        self._tables["left_entry"] = as_indices(left)
-        self._tables["left_own"] = as_indices([self.entry_presences[entry] for entry in left])
 
     def _find_computed(self) -> None:
         """Write the layers whose weights are computed: touched, they become plain."""

@@ -23,14 +23,7 @@ _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
 def read_budget(budget: Budget, start: Mapping[str, float], n_examples: int) -> dict[str, float]:
-    """Return a budget as numbers for one run on the example inputs.
-
-    Args:
-        budget: For "parameters", "multiply_adds" (of one example), "latency" (milliseconds of a
-            run) or several: a number, or a percentage of the start such as "50%".
-        start: The costs of the network with all gates open.
-        n_examples: The number of rows of the example inputs.
-    """
+    """Return a budget as numbers for a run on the example inputs; percentages are of the start."""
     if not isinstance(budget, Mapping) or not budget:  # pyright: ignore[reportUnnecessaryIsInstance]
         found = "empty" if budget == {} else with_article(type(budget).__name__)
         raise InputError(

@@ -188,13 +188,7 @@ def use_room(
     And how many gates must go then. Where the last to go so that the network fits is a layer, a
     branch or a head, channels go instead of it and of others like it; if these are not enough, it
     is the first to go, and only as many channels as then must. All stays as it is where that would
-    leave more room still.
-
-    Args:
-        ranking: The order.
-        is_large: Whether each gate is one of a layer or a branch, or takes much of a layer.
-        cost: What a state of the gates costs.
-        limits: The most that each cost may be.
+    leave more room still. `is_large` are layers, branches, and what takes much of a layer.
     """
     count, landed = fit(ranking, cost, limits)
     for _ in range(_MOVED):
@@ -218,11 +212,6 @@ def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> tuple[Tensor, T
     """Return how many gates must go, in the order of their ranks, and what the network costs then.
 
     Those that are closed for good are the first of them, and go whether there is room or not.
-
-    Args:
-        ranking: The order.
-        cost: What a state of the gates costs.
-        limits: The most that each cost may be.
     """
     device = ranking.rank.device
     low = torch.where(ranking.ratio == -torch.inf, ranking.rank, -1).amax()

@@ -88,12 +88,8 @@ def sort_heads_(
 ) -> None:
     """Sort the channels of each head by what they earn, in place: the first stand for open gates.
 
-    Args:
-        order: The channel of each head that each gate stands for: a row a head, a column a gate.
-        mean: What is known of those channels; it is sorted with them.
-        is_open: 1 for gates that are open. Their channels are preferred.
-        for_good: Whether a gate is closed for good: its channels stay.
-        schedule: Says by how much those that are open are preferred.
+    `order` has a row a head and a column a gate, and so has `mean`, which is sorted with it. Those
+    of gates that are open are preferred, and those of gates that are closed for good stay.
     """
     worth = torch.where(is_open > 0, mean * schedule.stay, mean).masked_fill(for_good, -torch.inf)
     source = worth.argsort(dim=1, descending=True, stable=True)
@@ -149,14 +145,7 @@ def count_closed_(
     """Count at how many decisions in a row gates have been closed, until it is for good.
 
     The last few of each group that closed may always come back: what fits of the budget in the
-    end is filled up with them.
-
-    Args:
-        gates: Those of widths, then those of branches.
-        state: What is known of them.
-        is_open: 1 for those that are open now, in the same order.
-        holds: The group of each width gate, and by how many gates a group may widen.
-        patience: After how many decisions it is for good.
+    end is filled up with them. Gates are those of widths, then those of branches.
     """
     group = holds.group
     times, n_width = _times_closed(gates, state, group.device), len(group)

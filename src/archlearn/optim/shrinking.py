@@ -189,13 +189,9 @@ class _Rest:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """What is cut out.
+    """The smaller model, a copy with gates, and what was narrowed in it.
 
-    Attributes:
-        small: The smaller model, with gates; a copy.
-        plan: What was narrowed in it.
-        kept: What is kept of each tensor that loses something, by name.
-        places: The places of the gates that stay, by group.
+    Beside it what is kept of each tensor that loses something, and of the gates of each group.
     """
 
     small: nn.Module

@@ -13,14 +13,7 @@ from archlearn.errors import FileError
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that a file may have of something.
-
-    Attributes:
-        name: The constant, for the error message.
-        most: The largest count that is read.
-        unit: What is counted.
-        home: The module that the constant is in.
-    """
+    """The most that a file may have of something; the error names the constant and its module."""
 
     name: str
     most: int

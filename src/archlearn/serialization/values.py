@@ -157,13 +157,9 @@ def refuse_node(name: str) -> object:
 
 
 def decode(value: object, find_node: FindNode = refuse_node, depth: int = 0) -> Any:
-    """Return the argument that `encode` wrote.
+    """Return the argument that `encode` wrote; `depth` is how deep in lists it stands.
 
-    Args:
-        value: What JSON holds.
-        find_node: Gives the node of a name; raises if there is none so far. Left out, nothing may
-            be the result of a call.
-        depth: How deep in lists this value stands.
+    `find_node` gives the node of a name. Left out, nothing may be the result of a call.
     """
     MAX_NESTING.check(depth)
     if value is None or isinstance(value, bool | int | float | str):

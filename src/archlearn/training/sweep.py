@@ -16,7 +16,7 @@ from typing import Any
 
 from archlearn.data.file_cache import CONFIG, SUMMARY
 from archlearn.errors import RunInterruptedError, RunStoppedError, SettingsError, check_installed
-from archlearn.training.settings import RunSettings, format_settings
+from archlearn.training.settings import RunSettings, format_settings, read_settings
 
 PLAIN = "plain"
 _SECONDS = 0.2
@@ -30,6 +30,11 @@ class SweepRun:
     budget: str
     folder: Path
     settings: RunSettings
+
+    @property
+    def config(self) -> Path:
+        """The file that holds the settings as they were asked for."""
+        return self.folder.with_name(f"{self.folder.name}.toml")
 
 
 def list_runs(
@@ -73,6 +78,8 @@ def run_sweep(
     them, the one of RAY_ADDRESS or, without it, one on this machine.
     """
     waiting: list[SweepRun] = []
+    for run in runs:
+        _check_settings(run)
     for run in runs:
         if read_summary(run.folder) is None:
             waiting.append(run)
@@ -167,9 +174,19 @@ def _command(run: SweepRun) -> list[str]:
     if (run.folder / CONFIG).is_file():
         return ["learn", "--resume", str(run.folder)]
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    config = run.folder.with_suffix(".toml")
-    config.write_text(format_settings(run.settings), encoding="utf-8")
-    return ["learn", "--config", str(config), "--out", str(run.folder)]
+    run.config.write_text(format_settings(run.settings), encoding="utf-8")
+    return ["learn", "--config", str(run.config), "--out", str(run.folder)]
+
+
+def _check_settings(run: SweepRun) -> None:
+    """Refuse a run that is there already and was asked for otherwise; hardware may be another."""
+    if run.config.is_file() and run.folder.is_dir():
+        before, now = read_settings(run.config), run.settings
+        if replace(before, hardware=now.hardware, record=now.record) != now:
+            raise SettingsError(
+                f"{run.folder} was learnt with other settings, those of {run.config}; choose "
+                "another --out, or give the same settings to go on"
+            )
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:

@@ -39,7 +39,9 @@ class Speed:
     def __str__(self) -> str:
         times = " -> ".join(f"{1000 * seconds:.3g} ms" for seconds in self.seconds)
         memory = " -> ".join(f"{n_bytes / 1e6:.3g} MB" for n_bytes in self.bytes)
-        return f"{self.device}, batch {self.batch_size}: {times} ({self.ratio:.2f}×), {memory}"
+        return (
+            f"{self.device}, batch {self.batch_size}: {times} ({self.ratio:.2f}×), memory {memory}"
+        )
 
     @property
     def ratio(self) -> float:

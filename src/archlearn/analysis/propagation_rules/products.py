@@ -41,7 +41,8 @@ Factor = tuple[Labels, str]
 def matmul(step: OpCall) -> Any:
     """`a @ b` of matrices or batches of them."""
     labels = step.labels
-    if len(labels) != 2 or min(part.ids.dim() for part in labels) < 2 or _is_reversed(step):
+    is_reversed = "input" in step.kwargs and next(iter(step.kwargs)) != "input"
+    if len(labels) != 2 or min(part.ids.dim() for part in labels) < 2 or is_reversed:
         return opaque(step)
     batch = string.ascii_lowercase[: step.out.dim() - 2]
     a, b = (batch[len(batch) + 2 - part.ids.dim() :] for part in labels)
@@ -82,11 +83,6 @@ def attention(step: OpCall) -> Any:
         return opaque(step)
     step.products.extend([(q.shape[-1], scores[1]), (v.shape[-1], made[1])])
     return made[0]
-
-
-def _is_reversed(step: OpCall) -> bool:
-    """Return whether factors are given by name in another order than they are multiplied."""
-    return "input" in step.kwargs and next(iter(step.kwargs)) != "input"
 
 
 def _multiply(step: OpCall, factors: list[Factor], out: str) -> Any:

@@ -31,8 +31,10 @@ def move(step: OpCall) -> Any:
     """Do to the labels what the call does to the tensor."""
     if not step.labels:
         return step.out
-    if any(_is_real_index(real, label) for real, label in _pairs(step)):
-        return opaque(step)
+    real = leaves_of((step.real_args, step.real_kwargs))
+    for x, labels in zip(real, leaves_of((step.args, step.kwargs)), strict=True):
+        if isinstance(labels, Labels) and isinstance(x, Tensor) and not x.is_floating_point():
+            return opaque(step)
     ids = _call_on(step, lambda labels: labels.ids)
     state = _call_on(step, lambda labels: labels.state)
     return _zip_labels(ids, state)
@@ -179,15 +181,6 @@ def _zip_labels(ids: Any, state: Any) -> Any:
         made = [_zip_labels(i, s) for i, s in zip(ids, state, strict=True)]
         return made if isinstance(ids, list) else tuple(made)
     return ids
-
-
-def _pairs(step: OpCall) -> list[tuple[Any, Any]]:
-    real = leaves_of((step.real_args, step.real_kwargs))
-    return list(zip(real, leaves_of((step.args, step.kwargs)), strict=True))
-
-
-def _is_real_index(real: Any, label: Any) -> bool:
-    return isinstance(label, Labels) and isinstance(real, Tensor) and not real.is_floating_point()
 
 
 def index_select(step: OpCall) -> Any:
