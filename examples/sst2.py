@@ -16,6 +16,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import archlearn as al
 from archlearn.export.pretrained_folder import save_pretrained
 
+if not 4 <= len(sys.argv) <= 6:
+    sys.exit(__doc__)
 source, data, out, n_before, n_with_gates = (*sys.argv[1:], "3", "15")[:5]
 device = "cuda" if torch.cuda.is_available() else "cpu"
 tokenizer = AutoTokenizer.from_pretrained(source)

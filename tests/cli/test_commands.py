@@ -183,6 +183,9 @@ def test_report_inspect_and_data_print_what_they_did(
     shown = capsys.readouterr().out
     assert "layers.0" in shown
     assert "12" in shown
+    before = json.loads((run_folder / "summary.json").read_text())["before"]["parameters"]
+    call(["inspect", str(run_folder)])
+    assert f"costs: {before:,} parameters" in capsys.readouterr().out
     call(["data", "diabetes"])
     assert "regression, 1 outputs, examples of 10" in capsys.readouterr().out
     call(["data"])

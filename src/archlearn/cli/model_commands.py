@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 
 import archlearn as al
 from archlearn.costs import CostName
-from archlearn.data.file_cache import no_progress
+from archlearn.data.file_cache import CONFIG, no_progress
 from archlearn.errors import InputError, SettingsError
 from archlearn.training.settings import RunSettings
 
@@ -24,6 +24,7 @@ INSPECT_EXAMPLES = """Examples:
   archlearn inspect mypackage.net:build --shape 3x224x224 --outputs 1000
   archlearn inspect resnet20 --data cifar-10
   archlearn inspect gpt --shape 128 --outputs 65
+  archlearn inspect runs/a
 """
 
 
@@ -39,7 +40,7 @@ def inspect_command(
     """Show every layer of a network: what can be learnt of it, what not, and why.
 
     Args:
-        model: A built-in network, or package.module:function.
+        model: A built-in network, package.module:function, or a run's folder.
         data: Take shape and outputs from this data set.
         shape: Shape of one example, as 3x32x32.
         outputs: Number of classes, or of numbers to predict.
@@ -50,12 +51,18 @@ def inspect_command(
     from archlearn.models.model_registry import reads_tokens
     from archlearn.training.initial_model import run_once
     from archlearn.training.objectives import in_format_of
+    from archlearn.training.run_directory import read_run_settings
 
-    sizes, n_outputs = parse_shape(shape), outputs
-    example = torch.zeros(2, *sizes, dtype=torch.long if reads_tokens(model) else None)
-    if data is not None:
+    dataset = None
+    if (Path(model) / CONFIG).is_file():
+        settings = read_run_settings(Path(model))
+        model, dataset = settings.model, al.training.load_dataset(settings, no_progress)
+    elif data is not None:
         examples = al.data.load_examples(data, skip_broken=skip_broken)
         dataset = al.data.build_dataset(examples, validation_share=0.1)
+    sizes, n_outputs = parse_shape(shape), outputs
+    example = torch.zeros(2, *sizes, dtype=torch.long if reads_tokens(model) else None)
+    if dataset is not None:
         sizes, n_outputs = dataset.input_shape, dataset.n_outputs
         example = al.training.objective_of(dataset).inputs(dataset.train.inputs[:2])
     network = al.models.build_network(model, sizes, n_outputs)

@@ -139,20 +139,17 @@ def trace_copy(
     inputs: ExampleInputs,
     learn: Mapping[str, Learn] | None,
     leaves: tuple[Leaf, ...] = (),
-    *,
-    must_learn: bool = True,
-    with_streams: bool = True,
+    **options: bool,
 ) -> tuple[nn.Module, LearnableSites]:
     """Return a copy, and what is learnt in it; torch's own blocks are followed where they can be.
 
-    Their fused kernel may compute something else than their layers, and so may a subclass.
+    Their fused kernel may compute something else than their layers, and so may a subclass. Options
+    are those of `select_sites`.
     """
     check_numbers(list_tensors(net))
     inputs = with_attention_mask(net, inputs)
     try:
-        copied, choice = _follow_and_check(
-            net, inputs, learn, leaves, must_learn=must_learn, with_streams=with_streams
-        )
+        copied, choice = _follow_and_check(net, inputs, learn, leaves, **options)
     except TracingError as error:
         parts = _find_learnable_parts(net, inputs)
         raise TracingError(f"{error}{_advise(parts)}") from error.__cause__
