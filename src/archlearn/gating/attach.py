@@ -86,7 +86,7 @@ def check_learn(learn: Any) -> None:
 
 def check_leaves(net: nn.Module, leaves: Any) -> tuple[Leaf, ...]:
     """Return the leaves as a tuple."""
-    if leaves is None or isinstance(leaves, str | type):
+    if isinstance(leaves, str | type) or not isinstance(leaves, Iterable):
         raise InputError(
             f"leaves is {leaves!r}; give a list of names and classes"
             + ("" if leaves is None else f": [{leaves!r}]")
