@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.analysis.cost_model import build_cost_table
-from archlearn.analysis.trace_check import check_trace
+from archlearn.analysis.trace_check import IN_HALF, check_trace, is_half
 from archlearn.errors import (
     LARGEST,
     ArchlearnError,
@@ -177,6 +177,8 @@ def _follow_and_check(
     except TracingError:
         if not has_blocks(net) or BLOCKS[0] in leaves:
             raise
+        if is_half(net):
+            _log.warning("transformer blocks of torch are not looked into. %s", IN_HALF)
         return _follow_and_check(net, inputs, learn, (*leaves, *BLOCKS), **options)
     return copied, choice
 
