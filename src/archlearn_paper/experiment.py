@@ -1,7 +1,9 @@
 """An experiment as data: stages of runs, rows of results, checks, tables."""
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,6 +104,12 @@ def summarise_rows(rows: Sequence[Row]) -> dict[str, Any]:
         "accuracy": spread_of(rows, lambda row: row.accuracy),
         "train_loss": spread_of(rows, lambda row: row.train_loss),
     }
+
+
+def read_paper(table: str) -> dict[str, dict[str, Any]]:
+    """Return the rows of a table of the paper by their names, as `paper.toml` has them."""
+    text = resources.files("archlearn_paper").joinpath("paper.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)[table]
 
 
 SweepPoint = TypeVar("SweepPoint")

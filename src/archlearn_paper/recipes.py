@@ -30,9 +30,6 @@ PLAIN_RATE_OF_AN_EXAMPLE = 2 * RATE_OF_AN_EXAMPLE
 found on validation data after most experiments had been made: smaller and more accurate."""
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
-SMALL_WEIGHT_DECAY = 2 * WEIGHT_DECAY
-"""Very small networks come out smaller and more accurate with twice that
-(`results/choosing_prices_3.jsonl`)."""
 WARMUP_EPOCHS = 3.0
 MNIST_TRAIN = 60_000
 START_AFTER = 0.04

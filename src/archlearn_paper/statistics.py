@@ -16,8 +16,6 @@ def measure_spread(values: Sequence[float]) -> dict[str, Any]:
     For a single number the deviation is 0, and the error None, as it is unknown.
     """
     n = len(values)
-    if not n:
-        raise ValueError("a mean of no values was asked for; give one at least")
     mean = math.fsum(values) / n
     squares = math.fsum((value - mean) ** 2 for value in values)
     deviation = math.sqrt(squares / (n - 1)) if n > 1 else 0.0
@@ -72,10 +70,6 @@ def rank(values: Sequence[float]) -> list[float]:
 
 def correlate_ranks(x: Sequence[float], y: Sequence[float]) -> float:
     """Return Spearman's correlation: that of the ranks. NaN where either never varies."""
-    if len(x) != len(y) or len(x) < 2:
-        raise ValueError(
-            f"{len(x)} and {len(y)} values were given; give as many of both, 2 or more"
-        )
     # Not np.corrcoef, which rounds on the way: ranks are exact, and a perfect order is to give 1.
     a, b = (np.array(rank(values)) - (len(x) + 1) / 2 for values in (x, y))
     norm = math.sqrt((a @ a) * (b @ b))

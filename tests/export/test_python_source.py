@@ -110,10 +110,43 @@ class Tied(nn.Module):
         return self.again(self.blocks["a"](x)) + -y[:, [0, 1, 2, 3]].softmax(dim=-1)
 
 
+class KeysAndValues(nn.Module):
+    """Parts and tensors with the names of methods of nn.ModuleDict, and those of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.values = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.items = nn.Parameter(torch.rand(4))
+        self.scales = nn.ParameterList([torch.rand(()), torch.rand(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scales[1] * self.keys(x).relu() + self.scales[0] * self.values(x) + self.items
+
+
+def branch_left_out() -> nn.Module:
+    """Return a compact nn.Sequential that has a forward of its own."""
+    block = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    model = al.add_gates(nn.Sequential(Residual(block), nn.Linear(4, 4)), torch.randn(2, 4))
+    with torch.no_grad():
+        al.branch_gates(model)["0.block"].fill_(0.0)
+    return al.compact(model)
+
+
+class Residual(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block, self.last = block, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + self.block(x)).relu()
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "tied": lambda: Tied(),
     "double": lambda: nn.Sequential(nn.Linear(4, 6), nn.Hardtanh(-2, 2), nn.Linear(6, 3)).double(),
     "weight norm": lambda: nn.Sequential(weight_norm(nn.Linear(4, 6)), nn.Tanh()),
+    "keys and values": lambda: nn.Sequential(KeysAndValues(), nn.Tanh()),
+    "numbers as names": branch_left_out,
     "nested": lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.PReLU()), nn.LayerNorm(6)),
 }
 

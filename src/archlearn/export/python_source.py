@@ -31,6 +31,16 @@ _BINARY = {
     "xor": "^",
 }  # fmt: skip
 _STEP = "    "
+_PARTS = "_Parts"
+_PARTS_SOURCE = f"""\
+class {_PARTS}(nn.Module):
+    def __init__(self, parts: dict[str, nn.Module]) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+
+"""
 
 
 def write_source(
@@ -51,6 +61,7 @@ def write_source(
         *_write_load(description, weights),
     ]
     text = "\n".join(lines)
+    text = _PARTS_SOURCE + text if f"{_PARTS}(" in text else text
     return "\n".join(_write_header(description, text)) + "\n" + text + "\n", tensors
 
 
@@ -81,10 +92,16 @@ class _Part:
     entry: ModuleEntry | None = None
     same_as: str = ""
     children: dict[str, "_Part"] = field(default_factory=dict["str", "_Part"])
+    tensors: list[str] = field(default_factory=list[str])
 
     @property
     def is_layer(self) -> bool:
         return self.kind not in (*_LISTS, "container", "torch.nn.ModuleDict")
+
+    @property
+    def is_dict(self) -> bool:
+        """Whether an nn.ModuleDict can hold what is in it: nothing is named `keys` or `values`."""
+        return not any(hasattr(nn.ModuleDict, name) for name in (*self.children, *self.tensors))
 
     def find(self, path: str) -> "_Part | None":
         """Return the part at a path; None if it was left out, for nothing calls it."""
@@ -99,8 +116,12 @@ class _Part:
         for name in path.split("."):
             if found.kind in _LISTS and name.isdigit():
                 text += f"[{name}]"
-            else:
-                text += f".{name}" if is_identifier(name) else f"[{name!r}]"
+            elif is_identifier(name):
+                text += f".{name}"
+            elif found is not self and name in found.children and found.is_dict:
+                text += f"[{name!r}]"
+            else:  # of the model itself, or a tensor of an nn.ParameterList
+                text = f"getattr({text}, {name!r})"
             found = found.children.get(name, found)
         return text
 
@@ -123,6 +144,11 @@ def _build_tree(description: Description) -> _Part:
         parent = root.find(owner)
         if parent is not None:
             parent.children[name] = _Part(same_as=first)
+    for path in [*(entry.name for entry in description.tensors), *description.shared_tensors]:
+        owner, _, name = path.rpartition(".")
+        parent = root.find(owner)
+        if parent is not None:
+            parent.tensors.append(name)
     return root
 
 
@@ -136,8 +162,13 @@ def _write_init(description: Description, tree: _Part) -> list[str]:
         for name, part in tree.children.items():
             if part.same_as:
                 continue
-            first, *rest = _write_part(name, part)
-            lines += [f"{_STEP}self.{name} = {first}", *(_STEP + line for line in rest)]
+            made = _write_part(name, part)
+            if is_identifier(name):
+                made[0] = f"self.{name} = {made[0]}"
+            else:
+                made = [f"self.add_module({name!r}, {made[0]}", *made[1:]]
+                made[-1] += ")"
+            lines += [_STEP + line for line in made]
     lines += [_STEP + line for line in _write_extras(description, tree)]
     return lines
 
@@ -159,7 +190,8 @@ def _write_part(path: str, part: _Part) -> list[str]:
         name = f"nn.{part.kind.rpartition('.')[2]}"
     else:
         inner = _write_items(part, path, named=True)
-        name, opening, closing = "nn.ModuleDict", "({", "})"
+        name = "nn.ModuleDict" if part.is_dict else _PARTS
+        opening, closing = "({", "})"
     if not inner:
         return [f"{name}()"]
     return [name + opening, *(_STEP + line for line in inner), closing]
@@ -219,7 +251,7 @@ def _write_extras(description: Description, tree: _Part) -> list[str]:
             module = f"torch.nn.utils.parametrizations.{name}"
             lines.append(f"{module}({tree.refer(entry.name)}, {tensor!r}{rest})")
     for path, first in description.shared_modules.items():
-        lines.append(f"{tree.refer(path)} = {tree.refer(first)}")
+        lines.append(_set_same(tree, path, first))
     for entry in description.tensors:
         owner, _, name = entry.name.rpartition(".")
         part = tree.find(owner)
@@ -227,8 +259,23 @@ def _write_extras(description: Description, tree: _Part) -> list[str]:
             lines.append(_write_tensor(entry, tree.refer(owner) if owner else "self", name))
     for path, first in description.shared_tensors.items():
         if not path.startswith(tuple(f"{name}." for name in description.shared_modules)):
-            lines.append(f"{tree.refer(path)} = {tree.refer(first)}")
+            lines.append(_set_same(tree, path, first))
     return lines
+
+
+def _set_same(tree: _Part, path: str, first: str) -> str:
+    owner, _, name = path.rpartition(".")
+    part = tree.find(owner)
+    if part is not None and part.kind in _LISTS and part is not tree:
+        return f"{tree.refer(path)} = {tree.refer(first)}"
+    return _set(tree.refer(owner) if owner else "self", name, tree.refer(first))
+
+
+def _set(owner: str, name: str, value: str) -> str:
+    """Return the line that gives a module an attribute, which may be a number."""
+    if is_identifier(name):
+        return f"{owner}.{name} = {value}"
+    return f"setattr({owner}, {name!r}, {value})"
 
 
 def _write_tensor(entry: TensorEntry, owner: str, name: str) -> str:
@@ -236,7 +283,7 @@ def _write_tensor(entry: TensorEntry, owner: str, name: str) -> str:
     empty = f"torch.empty({tuple(entry.shape)}{dtype})"
     if entry.role == "parameter":
         frozen = "" if entry.requires_grad else ", requires_grad=False"
-        return f"{owner}.{name} = nn.Parameter({empty}{frozen})"
+        return _set(owner, name, f"nn.Parameter({empty}{frozen})")
     return f"{owner}.register_buffer({name!r}, {empty})"
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.analysis.cost_model import build_cost_table
-from archlearn.analysis.trace_check import check_trace
+from archlearn.analysis.trace_check import IN_HALF, check_trace, is_half
 from archlearn.errors import (
     LARGEST,
     ArchlearnError,
@@ -139,20 +139,17 @@ def trace_copy(
     inputs: ExampleInputs,
     learn: Mapping[str, Learn] | None,
     leaves: tuple[Leaf, ...] = (),
-    *,
-    must_learn: bool = True,
-    with_streams: bool = True,
+    **options: bool,
 ) -> tuple[nn.Module, LearnableSites]:
     """Return a copy, and what is learnt in it; torch's own blocks are followed where they can be.
 
-    Their fused kernel may compute something else than their layers, and so may a subclass.
+    Their fused kernel may compute something else than their layers, and so may a subclass. Options
+    are those of `select_sites`.
     """
     check_numbers(list_tensors(net))
     inputs = with_attention_mask(net, inputs)
     try:
-        copied, choice = _follow_and_check(
-            net, inputs, learn, leaves, must_learn=must_learn, with_streams=with_streams
-        )
+        copied, choice = _follow_and_check(net, inputs, learn, leaves, **options)
     except TracingError as error:
         parts = _find_learnable_parts(net, inputs)
         raise TracingError(f"{error}{_advise(parts)}") from error.__cause__
@@ -180,6 +177,8 @@ def _follow_and_check(
     except TracingError:
         if not has_blocks(net) or BLOCKS[0] in leaves:
             raise
+        if is_half(net):
+            _log.warning("transformer blocks of torch are not looked into. %s", IN_HALF)
         return _follow_and_check(net, inputs, learn, (*leaves, *BLOCKS), **options)
     return copied, choice
 

@@ -51,8 +51,12 @@ def clip_gates_(model: nn.Module) -> None:
     """Bring every gate back into [0, 1]; call this after each step of the optimiser."""
     gates = [gate for holder in find_holders(model) for gate in holder.gates()]
     with torch.no_grad():
-        torch._foreach_clamp_min_(gates, 0.0)
-        torch._foreach_clamp_max_(gates, 1.0)
+        if gates[0].is_cuda:  # two launches for all gates
+            torch._foreach_clamp_min_(gates, 0.0)
+            torch._foreach_clamp_max_(gates, 1.0)
+        else:
+            for gate in gates:
+                gate.clamp_(0.0, 1.0)
 
 
 def parameter_groups(

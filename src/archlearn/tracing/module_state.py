@@ -1,4 +1,4 @@
-"""Snapshot and restore what calls leave on modules: buffers, attributes, weights.
+"""Snapshot and restore what calls leave on modules: buffers and attributes.
 
 A trace is made by such a call, and what is left then would never be left again. So a module that
 leaves something is called as it is, and whatever is looked at by running is put back.

@@ -66,8 +66,7 @@ class ParameterCounts:
 
     def __init__(self, gated: nn.Module) -> None:
         store = find_store(gated)
-        if store is None:
-            raise InputError("the model has no gates; call add_gates on it first")
+        assert store is not None
         self._table = store.cost_table()
         self.groups = tuple(store.width_gates())
 

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from archlearn.errors import InputError
 from archlearn_paper.baselines.budget import BUDGET_TOLERANCE, BudgetError
 
 Factorisable = nn.Linear | nn.Conv2d
@@ -25,12 +24,7 @@ Factorisable = nn.Linear | nn.Conv2d
 
 def factorise(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
     """Return a copy of a model whose named layers have become pairs of thin ones of a rank."""
-    layers = {name: find_layer(model, name) for name in ranks}
-    for name, rank in ranks.items():
-        full = full_rank(layers[name])
-        if not 1 <= rank <= full:
-            raise InputError(f"rank {rank} was asked for {name!r}; give one from 1 to {full}")
-    made = copy.deepcopy(model)
+    layers, made = factorisable_layers(model), copy.deepcopy(model)
     for name, rank in ranks.items():
         made.set_submodule(name, factorise_layer(layers[name], rank))
     return made
@@ -83,15 +77,10 @@ def cut_svd(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 def quarter_ranks(model: nn.Module) -> dict[str, int]:
     """Return a quarter of the full rank for every fully connected layer, by name."""
     return {
-        name: max(1, full_rank(layer) // 4)
+        name: max(1, min(matrix_shape(layer)) // 4)
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear)
     }
-
-
-def full_rank(layer: Factorisable) -> int:
-    """Return the largest rank that a layer's matrix can have."""
-    return min(matrix_shape(layer))
 
 
 def matrix_shape(layer: Factorisable) -> tuple[int, int]:
@@ -104,21 +93,9 @@ def count_factorised(model: nn.Module, ranks: Mapping[str, int]) -> int:
     """Return how many parameters `factorise(model, ranks)` would have."""
     total = sum(parameter.numel() for parameter in model.parameters())
     for name, rank in ranks.items():
-        rows, columns = matrix_shape(find_layer(model, name))
+        rows, columns = matrix_shape(factorisable_layers(model)[name])
         total += rank * (rows + columns) - rows * columns
     return total
-
-
-def find_layer(model: nn.Module, name: str) -> Factorisable:
-    """Return a layer that can be factorised, by its dotted name."""
-    known = factorisable_layers(model)
-    if name in known:
-        return known[name]
-    layer = dict(model.named_modules()).get(name)
-    found = "there is no such layer" if layer is None else f"it is a {type(layer).__name__}"
-    raise InputError(
-        f"cannot factorise {name!r}: {found}; name a Linear, or a Conv2d without groups"
-    )
 
 
 def factorisable_layers(model: nn.Module) -> dict[str, Factorisable]:

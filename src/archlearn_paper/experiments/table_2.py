@@ -16,6 +16,7 @@ from archlearn_paper.experiment import (
     Scale,
     group,
     reaches,
+    read_paper,
     summarise_rows,
     write_with_error,
 )
@@ -77,26 +78,7 @@ class Size:
         return (self.al_row, self.svd_row + TUNED), (self.smaller, self.svd_row)
 
 
-SVD_SIZES = (
-    Size(
-        rank=10,
-        parameters=44_080,
-        smaller="AL2",
-        svd_size=43.6,
-        svd_accuracy=98.47,
-        al_size=40.9,
-        al_accuracy=99.07,
-    ),
-    Size(
-        rank=40,
-        parameters=83_080,
-        smaller="AL4",
-        svd_size=83.1,
-        svd_accuracy=99.06,
-        al_size=82.3,
-        al_accuracy=99.19,
-    ),
-)
+SVD_SIZES = tuple(Size(rank=int(n), **numbers) for n, numbers in read_paper("table-2").items())
 
 
 def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:

@@ -20,6 +20,7 @@ from archlearn_paper.experiment import (
     Scale,
     check_at_most,
     group,
+    read_paper,
     spread_of,
     summarise_rows,
 )
@@ -40,14 +41,8 @@ all gates crossed one half within a few steps, it would die."""
 _EPOCHS = 40
 _N_OTHER_LAYERS = 3
 """Two convolutions and the last layer; the others are of width 75."""
-_PAPER: Mapping[int, tuple[int, str, float]] = {
-    6: (5, "18-31-32-24-10", 1.02),
-    8: (6, "17-37-39-29-21-10", 0.99),
-    10: (6, "17-34-32-21-21-10", 0.97),
-    12: (6, "18-34-30-21-17-10", 1.04),
-    15: (8, "16-37-35-25-20-22-10", 0.93),
-}
-"""Initial depth: the paper's final depth, architecture, error. Its last row says 8, lists 7."""
+_PAPER = {int(depth): numbers for depth, numbers in read_paper("table-3").items()}
+"""By initial depth."""
 _LARGEST_ERROR = 1.04
 _DEAD = 50.0
 """A network whose accuracy is below this has died; a guess has 10."""
@@ -87,9 +82,7 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
                 "dead": sum(row.accuracy < _DEAD for row in members),
             }
     finals = [n for of_depth in depths.values() for n in of_depth["depths"]]
-    paper = [
-        {"depth": n, "final": final, "error": error} for n, (final, _, error) in _PAPER.items()
-    ]
+    paper = [{"depth": n, "final": p["final"], "error": p["error"]} for n, p in _PAPER.items()]
     return {"depths": depths, "median_depth": statistics.median_low(finals), "paper": paper}
 
 
@@ -136,7 +129,7 @@ def _tabulate(derived: Derived) -> list[ResultTable]:
     columns: list[Column] = [
         ("initial depth", "{paper[depth]}"),
         ("paper: final depth", "{paper[final]}"),
-        ("architecture", lambda row: _PAPER[row["paper"]["depth"]][1]),
+        ("architecture", lambda row: _PAPER[row["paper"]["depth"]]["architecture"]),
         ("error %", "{paper[error]:.2f}"),
         ("ours: layers start", "{start}"),
         ("final depth, by seed", lambda row: ", ".join(map(str, row["depths"]))),

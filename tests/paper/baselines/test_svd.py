@@ -77,24 +77,6 @@ def test_the_original_is_left_alone() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("ranks", "message"),
-    [
-        ({"fc9": 1}, "cannot factorise 'fc9': there is no such layer"),
-        ({"fc1": 501}, "rank 501 was asked for 'fc1'; give one from 1 to 500"),
-        ({"fc1": 0}, "rank 0 was asked"),
-    ],
-)
-def test_what_does_not_fit_is_refused(ranks: dict[str, int], message: str) -> None:
-    with pytest.raises(al.InputError, match=message):
-        factorise(LeNet(), ranks)
-
-
-def test_convolutions_with_groups_are_refused() -> None:
-    with pytest.raises(al.InputError, match="a Conv2d without groups"):
-        factorise(nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)), {"0": 1})
-
-
 def test_ranks_go_where_the_energy_is() -> None:
     net = nn.Sequential(nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False))
     with torch.no_grad():
