@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 
 import archlearn as al
 
@@ -53,6 +54,7 @@ def test_what_is_no_module_is_named(function: Callable[[Any], object], wrong: An
         ({"leaves": "0"}, r"leaves is '0'; give a list of names and classes: \['0'\]"),
         ({"leaves": [0]}, r"leaves holds 0; give names of submodules or classes of modules"),
         ({"leaves": [nn.Linear(2, 2)]}, r"leaves holds Linear\(.*; give names of submodules or"),
+        ({"leaves": 3}, r"leaves is 3; give a list of names and classes"),
         ({"leaves": None}, r"leaves is None; give a list of names and classes"),
         ({"width_start": "a"}, r"width_start is 'a'; a gate lies in \[0, 1\]"),
     ],
@@ -92,6 +94,8 @@ WRONG: Any = "x"
             "in modules, 1, is an int; g",
         ),
         (lambda: al.load(__file__, modules={"a": WRONG}), r"modules\['a'\] is a str; give a dict"),
+        (lambda: al.distill(cast("Tensor", {"logits": X}), X), "outputs is a dict; give the scor"),
+        (lambda: al.distill(X, X[:1]), r"shape \(3, 4\), but teacher_outputs \(1, 4\); give both"),
         (lambda: al.load(cast("str", None)), "path is a NoneType; give the name of a file"),
         (lambda: al.save(make_net(), cast("str", 3)), "path is an int; give the name of a file"),
     ],
@@ -107,6 +111,9 @@ def test_arguments_are_looked_at_first(function: Callable[[], object], message: 
         ({"schedule": "x"}, r"schedule is a str; give an archlearn.GateSchedule\(...\)"),
         ({"schedule": {}}, r"schedule is a dict; give an archlearn.GateSchedule\(...\)"),
         ({"every": 0}, "every is 0; give a whole number from 1 on"),
+        ({"protect": None}, r"protect is a NoneType; give names of layers, such as \["),
+        ({"protect": [0]}, r"a name in protect is an int; give names of layers, such as \["),
+        ({"budget": {"latency": "50%"}, "latency": 3}, "latency is an int; give what measure_la"),
     ],
 )
 def test_options_of_a_gate_optimizer_are_looked_at_first(
@@ -127,6 +134,9 @@ def test_states_of_something_else_are_refused() -> None:
     gates.load_state_dict(gates.state_dict())
     with pytest.raises(al.InputError, match="like is a list; give the state_dict of a model that"):
         al.shrink_(model, optimiser, gates, like=cast("dict[str, Any]", [1]))
+    with pytest.raises(al.InputError, match=r"copies is an int; give a list of models: copies=\["):
+        al.shrink_(model, optimiser, gates, copies=cast("Any", 3))
+    al.shrink_(model, optimiser, gates, copies=AveragedModel(model))
 
 
 def test_parts_that_were_gated_separately_are_named() -> None:

@@ -206,3 +206,17 @@ def test_an_encoder_that_no_decoder_reads_any_more_is_gone() -> None:
         small.train(mode)
         assert small(MEMORY, X).shape == X.shape
     torch.testing.assert_close(small(MEMORY, X), model(MEMORY, X), rtol=0, atol=1e-10)
+
+
+def test_blocks_in_half_precision_are_told_to_be_cast_afterwards(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(layer(dropout=0.0), nn.Linear(D, 8), nn.ReLU(), nn.Linear(8, 2))
+    al.add_gates(net.bfloat16(), X.bfloat16())
+    assert "call add_gates on the model in float32" in caplog.text
+    caplog.clear()
+    model = al.add_gates(net.float(), X.float()).bfloat16()
+    assert not caplog.records
+    assert "0.linear1" in al.width_gates(model)
+    assert model(X.bfloat16()).dtype is torch.bfloat16

@@ -101,6 +101,15 @@ def _pattern(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-6
+IN_HALF = (
+    "In half precision a fused kernel and its parts give other numbers: call add_gates on the "
+    "model in float32 (model.float()), and cast what it returns"
+)
+
+
+def is_half(net: nn.Module) -> bool:
+    """Return whether a model has weights in half precision."""
+    return any(weight.dtype in (torch.float16, torch.bfloat16) for weight in net.parameters())
 
 
 def check_trace(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
@@ -207,6 +216,8 @@ def _check_mode(stage: _Stage) -> None:
             "name it in leaves=[...]: it is then called as it is. If another thread draws random "
             "numbers meanwhile, call add_gates once more without it"
         )
+        if is_half(stage.net):
+            why = IN_HALF
         if has_hooks(stage.net):
             why = (
                 "The model has forward hooks, which are around its forward and in no trace: remove "

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.analysis.cost_model import build_cost_table
-from archlearn.analysis.trace_check import check_trace
+from archlearn.analysis.trace_check import IN_HALF, check_trace, is_half
 from archlearn.errors import (
     LARGEST,
     ArchlearnError,
@@ -86,7 +86,7 @@ def check_learn(learn: Any) -> None:
 
 def check_leaves(net: nn.Module, leaves: Any) -> tuple[Leaf, ...]:
     """Return the leaves as a tuple."""
-    if leaves is None or isinstance(leaves, str | type):
+    if isinstance(leaves, str | type) or not isinstance(leaves, Iterable):
         raise InputError(
             f"leaves is {leaves!r}; give a list of names and classes"
             + ("" if leaves is None else f": [{leaves!r}]")
@@ -177,6 +177,8 @@ def _follow_and_check(
     except TracingError:
         if not has_blocks(net) or BLOCKS[0] in leaves:
             raise
+        if is_half(net):
+            _log.warning("transformer blocks of torch are not looked into. %s", IN_HALF)
         return _follow_and_check(net, inputs, learn, (*leaves, *BLOCKS), **options)
     return copied, choice
 

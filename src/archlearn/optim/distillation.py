@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from archlearn.errors import InputError, check_kind
+
 
 def distill(outputs: Tensor, teacher_outputs: Tensor, *, temperature: float = 4.0) -> Tensor:
     """Return how far class scores are from a teacher's (Hinton et al. 2015).
@@ -19,10 +21,17 @@ def distill(outputs: Tensor, teacher_outputs: Tensor, *, temperature: float = 4.
         teacher_outputs: Scores of the teacher for the same inputs; no gradient goes there.
         temperature: What scores are divided by; the higher, the more the small ones count.
     """
+    for name, scores in (("outputs", outputs), ("teacher_outputs", teacher_outputs)):
+        check_kind(name, scores, Tensor, "give the scores, such as model(x) or model(**x).logits")
     mine, theirs = (
         F.log_softmax(at_least_single(scores) / temperature, -1).reshape(-1, scores.shape[-1])
         for scores in (outputs, teacher_outputs.detach())
     )
+    if mine.shape != theirs.shape:
+        raise InputError(
+            f"outputs have the shape {tuple(outputs.shape)}, but teacher_outputs "
+            f"{tuple(teacher_outputs.shape)}; give both networks the same inputs and classes"
+        )
     divergence = F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
     return divergence * temperature**2
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.costs import COSTS, LATENCY, unit_of
-from archlearn.errors import LARGEST, InputError, lies_in, with_article
+from archlearn.errors import LARGEST, InputError, check_kind, lies_in, with_article
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import check_numbers
@@ -168,6 +168,7 @@ def least_widths(
     least = torch.ceil(sizes * (1.0 - largest_cut) - 1e-9).long().clamp(min=least_width)
     least = torch.maximum(least, torch.tensor([group.least for group in blueprint.groups]).long())
     for pattern in [protect] if isinstance(protect, str) else protect:
+        check_kind("a name in protect", pattern, str, 'give names of layers, such as ["head"]')
         rows = [ids for name, ids in store.choice.rows if fnmatch.fnmatch(name, pattern)]
         held = [blueprint.count_by_group(channels) > 0 for channels in rows]
         held += [torch.tensor([fnmatch.fnmatch(g.name, pattern) for g in blueprint.groups])]

@@ -128,6 +128,7 @@ class GateOptimizer(torch.optim.Optimizer):
         counts = {"least_width": least_width, "multiple_of": multiple_of, "every": every}
         check_arguments(total_steps, budget, width_cost, largest_cut, **counts)
         self.schedule = GateSchedule() if schedule is None else schedule
+        check_kind("protect", protect, Iterable, 'give names of layers, such as ["head"]')
         check_kind("schedule", self.schedule, GateSchedule, "give an archlearn.GateSchedule(...)")
         gates = [gate for gate in self._store.gates() if isinstance(gate, nn.Parameter)]
         if any(hasattr(gate, "full_tensor") for gate in gates):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, distributed, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from archlearn.errors import InputError
+from archlearn.errors import InputError, check_kind
 from archlearn.gating.cost_counter import place_inputs
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.module_utils import evaluating, find_reference, tensors_of
@@ -91,6 +91,7 @@ def measure_latency(model: nn.Module, device: str | torch.device | None = None) 
 
 def check_table(table: LatencyTable, store: GateContainer) -> None:
     """Raise if a table was measured on another network, or for another batch."""
+    check_kind("latency", table, LatencyTable, "give what measure_latency(model) returns")
     blueprint = store.choice.blueprint
     n_examples, known = (
         count_examples(blueprint.inputs),

@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 def shrink_(
     model: nn.Module,
     *optimizers: Any,
-    copies: Iterable[nn.Module] = (),
+    copies: nn.Module | Iterable[nn.Module] = (),
     like: Mapping[str, Any] | None = None,
 ) -> None:
     """Cut the channels that are closed for good out of a model and its optimisers, in place.
@@ -81,8 +81,8 @@ def shrink_(
     Args:
         model: A model from `add_gates`, or one that contains such a model.
         optimizers: All optimisers of the model, for weights and for gates.
-        copies: Copies of the model, such as `torch.optim.swa_utils.AveragedModel`, that follow it:
-            they lose the same channels, and take its gates, even where nothing is cut out.
+        copies: A copy of the model, such as `torch.optim.swa_utils.AveragedModel`, or several.
+            They lose the same channels, and take its gates, even where nothing is cut out.
         like: A `state_dict` of a model that was shrunk: cut what is not in it, so that it can be
             loaded. All gates count as closed that it has not.
 
@@ -103,7 +103,9 @@ def shrink_(
             f"a GateOptimizer learns the gates of another model than this {type(owner).__name__}; "
             "give shrink_ the one that was made for this model"
         )
-    followers = [find_gated(_unwrap_copy(each)) for each in copies]
+    given: Any = [copies] if isinstance(copies, nn.Module) else copies
+    check_kind("copies", given, Iterable, "give a list of models: copies=[ema]")
+    followers = [find_gated(_unwrap_copy(each)) for each in given]
     store: GateContainer = getattr(owner, STORE)
     if like is None:
         store.check_standing()
