@@ -41,6 +41,19 @@ class Net(nn.Module):
         return self.head(self.two(self.one(x)))
 
 
+class Denoiser(nn.Module):
+    """Adds to its input all that its layers compute (DnCNN, super-resolution)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = (nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+        self.body = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x)
+
+
 def batch(n: int = 5) -> Tensor:
     return torch.randn(n, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -318,3 +331,21 @@ def test_a_closed_block_in_front_of_padded_channels_goes_together_with_channels(
             gate.view(-1)[0] = 0.1
     small = al.compact(gated)
     torch.testing.assert_close(small(images), gated(images), rtol=0, atol=1e-10)
+
+
+def test_a_branch_with_all_layers_has_no_gate() -> None:
+    """Once it had closed no weight was left to learn, and the backward pass failed."""
+    model = al.add_gates(Denoiser(), batch().float())
+    assert not al.branch_gates(model)
+    assert "all layers lie in it" in str(al.inspect(model))
+    gates = al.GateOptimizer(model, total_steps=20, budget={"parameters": "8%"})
+    optimiser = torch.optim.AdamW(al.weights(model))
+    for _ in range(20):
+        x = torch.randn(8, 4)
+        (model(x) - x.roll(1, 1)).square().mean().backward()
+        optimiser.step(), optimiser.zero_grad()
+        gates.step(), gates.zero_grad()
+        if gates.can_shrink():
+            al.shrink_(model, optimiser, gates)
+    n_left = sum(p.numel() for p in al.compact(model).parameters())
+    assert 0 < n_left <= 0.08 * sum(p.numel() for p in Denoiser().parameters())

@@ -227,6 +227,8 @@ class _BranchFinder:
         """Return why a branch must stay: a gradient or memory that others need."""
         if node.name not in self.trained:
             return Reason("no gradient reaches its addition", "let the loss depend on it")
+        if set(self._find_layers(inside)) == set(self._find_layers(set(self.graph.nodes))):
+            return Reason("all layers lie in it", "nothing is needed: their widths are learnt")
         for call in inside:
             if is_in_place(call, self.net) and not self._find_memory(call) <= inside:
                 return Reason(
