@@ -56,6 +56,7 @@ def test_streams_through_norms_and_branches_are_compacted_exactly(
     checking.check_prediction(program, gates)
 
 
+@FEW
 @given(program=HEADS, gates=gates)
 def test_heads_that_keep_other_channels_each_are_compacted_exactly(
     program: Program, gates: Gates
