@@ -34,8 +34,9 @@ changed them in place; the certificate refused that network. At 8fe09bf eleven o
 `streams_shrink`: the six that were printed are networks without any width gate, which met an error
 of torch's. At f097a53 one of `shrink`: a tied weight that a layer applies to the channels of
 another dimension was looked for under its second name (the row above is the run behind the mend).
-At 8ec1dd0 one of `compact`, above: half of the channels that a pixel shuffle makes one plane of
-were closed, and surgery refused that; they go together since. And one of `heads_shrink`, above:
+At 8ec1dd0 one of `compact`: half of the channels that a pixel shuffle makes one plane of were
+closed, and surgery refused that; they go together since (the row above is the run behind the
+mend, with the same seed). And one of `heads_shrink`, above:
 its outputs are zero but for rounding (a BatchNorm in training behind a norm over one channel), and
 two roundings were compared; the law leaves such outputs out since.
 """
