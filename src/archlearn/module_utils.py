@@ -316,9 +316,8 @@ def make_plain_(module: Any) -> None:
             remove = remove_weight_norm if isinstance(hook, WeightNorm) else remove_spectral_norm
             remove(module, name)
     for key, wrapped in list(module._load_state_dict_pre_hooks.items()):
-        if isinstance(
-            getattr(wrapped, "hook", None), SpectralNormLoadStateDictPreHook
-        ):  # torch leaves it there
+        hook = getattr(wrapped, "hook", None)
+        if isinstance(hook, SpectralNormLoadStateDictPreHook):  # torch leaves it there
             del module._load_state_dict_pre_hooks[key]
     if parametrize.is_parametrized(module):
         del module.parametrizations
