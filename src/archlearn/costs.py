@@ -34,12 +34,14 @@ class _Kind:
         per_parameter: What each parameter adds to it.
         per_multiply_add: What each multiply-add adds to it.
         of_one_example: Whether it grows with the batch, and so is told for one example.
+        power: The power of it that a channel's earnings are divided by where a budget is on it.
     """
 
     label: str
     per_parameter: int = 0
     per_multiply_add: int = 0
     of_one_example: bool = False
+    power: float = 1.5
 
 
 def _cost(label: str, **known: Any) -> Any:
@@ -91,6 +93,11 @@ def unit_of(name: str, n_examples: int) -> int:
     if name == LATENCY:
         return _NANOSECONDS
     return n_examples if _KINDS[name].of_one_example else 1
+
+
+def power_of(name: str) -> float:
+    """Return the power of a cost that a channel's earnings are divided by."""
+    return _KINDS["multiply_adds" if name == LATENCY else name].power
 
 
 def label_of(name: str) -> str:

@@ -614,7 +614,8 @@ class GateOptimizer(torch.optim.Optimizer):
         depths, branches = gone.tensor_split([self._cost.n_depth])
         widths, inside = self._neuron_counts(opened, branches)
         neurons = torch.cat([widths, torch.ones_like(depths), inside])
-        return prices.abs() ** self.schedule.cost_power / neurons**self.schedule.size_power
+        cost_power, size_power = self.schedule.powers(self._budget or ("multiply_adds",))
+        return prices.abs() ** cost_power / neurons**size_power
 
     def _neurons(self, opened: Tensor, gone: Tensor) -> Tensor:
         """Return how many neurons go with each gate: what a price is paid for."""

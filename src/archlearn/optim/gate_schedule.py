@@ -1,9 +1,12 @@
 """`GateSchedule`: when the gates of a run decide, and by what."""
 
 import math
+import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from archlearn.costs import power_of
 from archlearn.errors import InputError, lies_in
 
 
@@ -27,10 +30,10 @@ class GateSchedule:
         signal: What a gate earns by: the mean square of its gradient, its mean size, or the signed
             gradient of the paper (for comparison; at rest it does no better than chance).
         cost_power: The power of its cost that a channel's earnings are divided by; with 0 costs do
-            not count.
+            not count. Left out, what suits the cost that the budget is on; the mean of several.
         size_power: The power of the number of neurons that a gate stands for (one of a stream, of
-            heads, of a branch) that its earnings are multiplied by. With `cost_power - 1` a gate of
-            many neurons goes when they would go one by one; with less it goes sooner.
+            heads, of a branch) that its earnings are multiplied by. Left out, `cost_power - 1`: a
+            gate of many neurons goes when they would go one by one; with less it goes sooner.
     """
 
     begin: float = 0.1
@@ -44,8 +47,8 @@ class GateSchedule:
     patience: int = 20
     cuts: int = 5
     signal: Literal["square", "size", "signed"] = "square"
-    cost_power: float = 1.5
-    size_power: float = 0.5
+    cost_power: float | None = None
+    size_power: float | None = None
 
     def __post_init__(self) -> None:
         if self.signal not in ("square", "size", "signed"):
@@ -61,7 +64,15 @@ class GateSchedule:
         bounds = {"power": 0, "decisions": 1, "stay": 1, "stay_linear": 1, "cost_power": 0}
         bounds |= {"branch_discount": 1, "patience": 1, "cuts": 0, "size_power": 0}
         for name, least in bounds.items():
-            if not lies_in(getattr(self, name), least, math.inf):
-                raise InputError(
-                    f"{name} is {getattr(self, name)!r}; give a number from {least} on"
-                )
+            given = getattr(self, name)
+            is_left_out = given is None and name in ("cost_power", "size_power")
+            if not is_left_out and not lies_in(given, least, math.inf):
+                raise InputError(f"{name} is {given!r}; give a number from {least} on")
+
+    def powers(self, budget: Iterable[str]) -> tuple[float, float]:
+        """Return the powers of cost and of size, under a budget on these costs."""
+        cost_power = self.cost_power
+        if cost_power is None:
+            cost_power = statistics.fmean(power_of(name) for name in budget)
+        size_power = max(0.0, cost_power - 1.0) if self.size_power is None else self.size_power
+        return cost_power, size_power

@@ -321,7 +321,7 @@ def read_schedule(gates: GateSettings, *, cuts: int = _USUAL_CUTS) -> GateSchedu
     for name, value in read_pairs(
         "gate_schedule", gates.gate_schedule or (), "branch_discount=16"
     ).items():
-        kind = type(getattr(GateSchedule(), name, None))
+        kind = type(getattr(GateSchedule(cost_power=0.0, size_power=0.0), name, None))
         if kind is type(None):
             known = ", ".join(item.name for item in fields(GateSchedule))
             raise SettingsError(f"gate_schedule names {name!r}; there are {known}")
