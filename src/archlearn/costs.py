@@ -52,7 +52,7 @@ def _cost(label: str, **known: Any) -> Any:
 class Costs:
     """Parameters of a network, and multiply-adds of one run on the example inputs."""
 
-    parameters: int = _cost("parameters", per_parameter=1)
+    parameters: int = _cost("parameters", per_parameter=1, power=1.0)
     multiply_adds: int = _cost("multiply-adds", per_multiply_add=1, of_one_example=True)
 
     @classmethod
