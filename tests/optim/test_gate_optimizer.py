@@ -183,6 +183,24 @@ def test_the_price_is_for_what_has_a_budget_and_nothing_else(digits: Any) -> Non
     assert gates.describe()["price"] == pytest.approx(1.2 * least / 105, rel=1e-5, abs=0)
 
 
+@pytest.mark.parametrize(
+    ("given", "budget", "powers"),
+    [
+        ({}, ["parameters"], (1.0, 0.0)),
+        ({}, ["multiply_adds"], (1.5, 0.5)),
+        ({}, ["latency"], (1.5, 0.5)),
+        ({}, ["parameters", "multiply_adds"], (1.25, 0.25)),
+        ({"cost_power": 2.0}, ["parameters"], (2.0, 1.0)),
+        ({"cost_power": 0.0}, ["multiply_adds"], (0.0, 0.0)),
+        ({"size_power": 0.3}, ["multiply_adds"], (1.5, 0.3)),
+    ],
+)
+def test_each_cost_has_its_power_and_sizes_follow_it(
+    given: dict[str, float], budget: list[str], powers: tuple[float, float]
+) -> None:
+    assert al.GateSchedule(**given).powers(budget) == powers
+
+
 def test_without_a_budget_the_network_neither_stays_nor_dies(digits: Any) -> None:
     model, _ = learn(chain(), digits)
     plan = al.plan(model)
