@@ -131,7 +131,7 @@ def join_gates(gates: Sequence[Tensor]) -> Float[Tensor, " gates"]:
 
 def split_gates(flat: Float[Tensor, " gates"], like: Sequence[Tensor]) -> list[Tensor]:
     """Return what `join_gates` has joined in the shapes of these."""
-    pieces = flat.split([gate.numel() for gate in like])
+    pieces = flat.split_with_sizes([gate.numel() for gate in like])
     pairs = zip(pieces, like, strict=True)
     return [piece if gate.dim() == 1 else piece.view(gate.shape) for piece, gate in pairs]
 

@@ -32,7 +32,7 @@ def merge_savings(
     new_bias: Tensor,
     is_linear: Tensor,
     made_plain: Tensor,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Return by how much merging changes parameters and multiply-adds: the best of partitions.
 
     `made_plain` is what a merge saves beside by making the computed weights of a layer plain.
@@ -58,7 +58,8 @@ def merge_savings(
         plain = F.pad(made_plain, (0, 1))[:, t["layer_computed"]] @ of_segment
         change = torch.cat([change, plain[:, None]], 1)
     best = _best_partition(change, t["seg_table"])
-    return torch.stack([best[:, 0] + best[:, 2:].sum(1), best[:, 1]], 1)
+    parameters, multiply_adds, *plain = best.unbind(1)
+    return sum(plain, parameters), multiply_adds
 
 
 def _best_partition(change: Tensor, table: Tensor) -> Tensor:
@@ -84,9 +85,9 @@ def _best_partition(change: Tensor, table: Tensor) -> Tensor:
 
 
 def flip_each(is_gone: Tensor) -> Tensor:
-    """Return the states with each layer or branch there, then gone, the others as they are."""
+    """Return a state for each layer or branch: it there if it is gone, or gone if it is there."""
     eye = torch.eye(len(is_gone), dtype=is_gone.dtype, device=is_gone.device)
-    return torch.cat([is_gone * (1 - eye), torch.maximum(is_gone, eye)])
+    return (is_gone - eye).abs()
 
 
 def add_up(values: Tensor, places: Tensor, size: int) -> Tensor:
@@ -260,7 +261,7 @@ class CostFunction:
         if "seg_table" in t and not (is_concrete(is_linear) and not is_linear.any()):
             is_linear = is_linear * present[:, t["link_presence"]]  # what is gone does not merge
             changes = merge_savings(t, dims, new_bias, is_linear, made_plain)
-            parameters, merged = parameters + changes[:, 0], multiply_adds + changes[:, 1]
+            parameters, merged = parameters + changes[0], multiply_adds + changes[1]
         costs = combine_costs(parameters, merged)
         for time in others:
             of_gates = (times * present[:, t["gate_times_presence"]]).sum(1)

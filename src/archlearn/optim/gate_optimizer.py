@@ -264,7 +264,6 @@ class GateOptimizer(torch.optim.Optimizer):
         return loss
 
     @torch.compiler.disable  # hides the type of what it decorates, so `step` stays without
-    @torch.no_grad()
     def _step(self) -> None:
         self.observe_()
         self.advance()
@@ -507,7 +506,8 @@ class GateOptimizer(torch.optim.Optimizer):
         opened, gone = self._state()
         self._follow_device(opened.device)
         limits = self._limits_now(last=last)
-        self._sort_heads_(opened)
+        widths, branches = self._for_good()
+        self._sort_heads_(opened, widths)
         earned = self._earned()
         earned[n_width:] /= torch.where(gone > 0, schedule.stay_linear, 1.0)
         if self._width_cost is None:
@@ -516,7 +516,6 @@ class GateOptimizer(torch.optim.Optimizer):
             prices = torch.where(prices > 0, self._weigh_prices(prices, opened, gone), prices)
         else:
             prices = self._neurons(opened, gone)
-        widths, branches = self._for_good()
         depths = torch.zeros_like(gone[: cost.n_depth], dtype=torch.bool)
         for_good = torch.cat([widths, depths, branches]) | earned.isneginf()
         held = self._find_held(last=last) & ~branches
@@ -545,16 +544,18 @@ class GateOptimizer(torch.optim.Optimizer):
         widths, depths, branches = values.tensor_split([n_width, n_width + cost.n_depth])
         self._write_(torch.cat([widths, 1.0 - depths, branches]))
 
-    def _sort_heads_(self, opened: Tensor) -> None:
+    def _sort_heads_(self, opened: Tensor, closed: Tensor) -> None:
         """Let each head's channels that earn most stand for the gates that are open.
 
         So that channels go together which are the weakest of their heads. Those whose gates are
         closed for good stay there.
         """
+        orders, probes = self._store.orders(), self._store.probes()
+        if not probes:
+            return
         groups = self._store.choice.blueprint.groups
         sizes = [len(group.channels) for group in groups]
-        states = zip(groups, opened.split(sizes), self._for_good()[0].split(sizes), strict=True)
-        orders, probes = self._store.orders(), self._store.probes()
+        states = zip(groups, opened.split(sizes), closed.split(sizes), strict=True)
         for group, is_open, for_good in states:
             known = self.state[probes[group.name]] if group.name in probes else {}
             if "mean" in known:
@@ -622,9 +623,10 @@ class GateOptimizer(torch.optim.Optimizer):
         neurons = self._store.numbers("prices", torch.float64)[0, : self._cost.n_width]
         if not len(gone):
             return neurons
-        states = flip_each(gone)
-        there, without = self._cost(opened.expand(len(states), -1), states).chunk(2)
-        return torch.cat([neurons, self._units * (without[:, 0] < there[:, 0])])
+        states = torch.cat([gone[None], flip_each(gone)])
+        now, flipped = self._cost(opened.expand(len(states), -1), states)[:, 0].tensor_split([1])
+        saves = torch.where(gone > 0, now < flipped, flipped < now)
+        return torch.cat([neurons, self._units * saves])
 
     def _earned(self) -> Tensor:
         """Return what each gate earns; in units of the loss where there is a price."""

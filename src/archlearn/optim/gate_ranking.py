@@ -50,8 +50,8 @@ class Ranking:
     def states(self, counts: Tensor, n_width: int) -> tuple[Tensor, Tensor]:
         """Return which width gates are open, and which layers and branches are gone, then."""
         is_gone = (self.rank < counts[:, None]) & (self.ratio < torch.inf)
-        gone = is_gone.double()
-        return 1.0 - gone[:, :n_width], gone[:, n_width:]
+        widths, others = is_gone.double().tensor_split([n_width], 1)
+        return 1.0 - widths, others
 
     def move(self, chosen: Tensor, ratio: float) -> "Ranking":
         """Return the ranking with another ratio for what is chosen."""
@@ -93,17 +93,19 @@ def find_savings(
     And which layers and branches would take the network below its budget. A channel inside a
     closed branch costs what it would if the branch were open.
     """
-    now = gone.repeat(2, 1)
-    now[1:, cost.n_depth :] = 0.0
-    states = torch.cat([now, flip_each(gone)])
+    states = torch.cat([gone[None], gone[None], flip_each(gone)])
+    states[1:2, cost.n_depth :] = 0.0
     with torch.enable_grad():
         leaf = opened.repeat(len(states), 1).requires_grad_()
         costs = cost(leaf, states)
         weights = _weigh_costs(costs[0].detach(), limits)
         (savings,) = torch.autograd.grad((costs[:2] @ weights).sum(), leaf)
     savings = torch.where(savings[0] > 0, savings[0], savings[1])
-    there, without = costs[2:].detach().chunk(2)
+    now, _, flipped = costs.detach().tensor_split([1, 2])
+    is_there = gone[:, None] == 0
+    without = torch.where(is_there, flipped, now)
     overshoots = ((without < limits) | limits.isinf()).all(1)
+    there = torch.where(is_there, now, flipped)
     return torch.cat([savings, (there - without).mv(weights)]), overshoots
 
 
@@ -133,9 +135,9 @@ def rank_gates(earned: Tensor, cost: Tensor, is_kept: Tensor, holds: Holds, stay
     n_width = len(group)
     ratio = torch.where(cost > 0, earned / cost, torch.inf)
     ratio = torch.where(is_kept, ratio * stay, ratio)
-    places, order, starts = _places_within(ratio[:n_width], group, least)
+    places, order, first = _places_within(ratio[:n_width], group)
     step = holds.step[group]
-    block = order[starts[group] + places - places % step]
+    block = order[first + places - places % step]
     sizes = torch.zeros_like(group).index_add_(0, block, torch.ones_like(group))[block]
     ratio[:n_width] = _join_blocks(ratio[:n_width], block, sizes)
     is_rest = sizes < step
@@ -166,18 +168,17 @@ def _join_blocks(ratio: Tensor, block: Tensor, sizes: Tensor) -> Tensor:
     return mean.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
-def _places_within(ratio: Tensor, group: Tensor, least: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _places_within(ratio: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the place of each gate within its group, the one that earns most first.
 
-    And all gates in that order, group by group, and where each group starts there.
+    And all gates in that order, group by group, and where the group of each gate starts there.
     """
     by_ratio = ratio.argsort(descending=True, stable=True)
     order = by_ratio[group[by_ratio].argsort(stable=True)]
-    sizes = torch.zeros_like(least).index_add_(0, group, torch.ones_like(group))
-    starts = sizes.cumsum(0) - sizes
+    first = torch.searchsorted(group, group)  # gates stand by groups
     places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=order.device) - starts[group[order]]
-    return places, order, starts
+    places[order] = torch.arange(len(order), device=order.device) - first
+    return places, order, first
 
 
 def use_room(
@@ -220,7 +221,7 @@ def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> tuple[Tensor, T
     n_states = min(math.isqrt(span) + 1, _AT_ONCE)  # twice is enough, for most networks
     steps = torch.arange(1, n_states + 1, device=device)
     while span > 1:
-        counts = low + (((high - low) * steps + n_states - 1) // n_states)
+        counts = low - (low - high) * steps // n_states  # rounded up
         costs = cost(*ranking.states(counts, cost.n_width))
         fits = (costs <= limits).all(1)
         fits[-1:] = True  # not `fits[-1]`: a copy for which a GPU would be waited for

@@ -35,29 +35,28 @@ def observe_(gates: list[Tensor], state: State, schedule: GateSchedule, rates: A
             "zero_grad() clears gates if it has model.parameters(); and call gates.step() behind "
             "loss.backward() and in front of zero_grad(), of the model's as well as of gates"
         )
-    for gate in seen:
-        if "mean" not in state[gate]:
+    known = [state[gate] for gate in seen]
+    for gate, each in zip(seen, known, strict=True):
+        if "mean" not in each:
             number_format = torch.promote_types(gate.dtype, torch.float32)
-            state[gate]["mean"] = torch.zeros_like(gate, dtype=number_format)
-    means: list[Tensor] = [state[gate]["mean"] for gate in seen]
-    gradients = join_gates([gate.grad for gate in seen if gate.grad is not None])
-    # A batch that overflowed in half precision says nothing.
-    flat = gradients.to(means[0].dtype).nan_to_num(0.0, 0.0, 0.0)
+            each["mean"] = torch.zeros_like(gate, dtype=number_format)
+    means: list[Tensor] = [each["mean"] for each in known]
+    flat = join_gates([gate.grad for gate in seen if gate.grad is not None]).to(means[0].dtype)
+    flat.nan_to_num_(0.0, 0.0, 0.0)  # a batch that overflowed in half precision says nothing
     if schedule.signal == "size":
-        flat = flat.abs()
+        flat.abs_()
     elif schedule.signal == "square":
-        flat = flat * flat
+        flat.mul_(flat)
     else:
-        flat = -flat
-    found = split_gates(flat, seen)
+        flat.neg_()
     if rates is None:
-        torch._foreach_lerp_(means, found, 1.0 - schedule.memory)
+        torch._foreach_lerp_(means, split_gates(flat, seen), 1.0 - schedule.memory)
         return
-    pairs = zip(split_gates(rates, gates), gates, strict=True)
-    shaped = [rate for rate, gate in pairs if gate.grad is not None]
-    torch._foreach_sub_(found, means)
-    torch._foreach_mul_(found, shaped)
-    torch._foreach_add_(means, found)
+    if len(seen) < len(gates):
+        pairs = zip(split_gates(rates, gates), gates, strict=True)
+        rates = join_gates([rate for rate, gate in pairs if gate.grad is not None])
+    flat.sub_(join_gates(means)).mul_(rates)
+    torch._foreach_add_(means, split_gates(flat, seen))
 
 
 def estimate_earnings(
@@ -152,7 +151,7 @@ def count_closed_(
     counts = torch.where(is_open > 0, 0, (times + 1).clamp(max=_FOR_GOOD - 1))
     recent = torch.where(counts > 0, counts, _FOR_GOOD)[:n_width]
     order = torch.argsort(group * (_FOR_GOOD + 1) + recent, stable=True)
-    first = torch.searchsorted(group[order], group[order])
+    first = torch.searchsorted(group, group)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device) - first
     may_return = torch.zeros_like(counts, dtype=torch.bool)
