@@ -227,6 +227,49 @@ def test_queries_and_keys_that_positions_turn_go_in_pairs(name: str, tmp_path: P
     assert (gated(input_ids=other).logits - before).abs().max() < 1e-10
 
 
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [
+        ("Llama", "sdpa"),
+        ("Llama", "eager"),
+        ("Mistral", "sdpa"),
+        ("Qwen2", "sdpa"),
+        ("Qwen3", "eager"),
+    ],
+)
+def test_every_head_of_keys_and_values_loses_equally_many_of_its_queries(
+    name: str, attention: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4}
+    options = {**SMALL, **TOKENS, **sizes, "attn_implementation": attention}
+    net = getattr(hf, f"{name}ForCausalLM")(getattr(hf, f"{name}Config")(**options))
+    gated = al.add_gates(net.double().eval(), {"input_ids": tokens()})
+    gates = {n: gate for n, gate in al.width_gates(gated).items() if "q_proj" in n}
+    last = [max(n for n in gates if f"layers.{layer}." in n) for layer in (0, 1)]
+    assert [len(gates[n]) for n in last] == [4, 4]
+    with torch.no_grad():
+        gates[last[0]][[0, 2]] = 0.1
+        gates[last[1]][3] = 0.1
+    small: Any = al.compact(gated)
+    parts = [layer.self_attn for layer in small.model.layers]
+    assert [part.q_proj.out_features for part in parts] == [2 * 2 * 4, 2 * 3 * 4]
+    assert [part.o_proj.in_features for part in parts] == [2 * 2 * 4, 2 * 3 * 4]
+    assert [part.k_proj.out_features for part in parts] == [2 * 4, 2 * 4]
+    other = tokens(3, 5)
+    for ids in (tokens(), other):
+        gap = gated(input_ids=ids).logits - small(input_ids=ids).logits
+        assert gap.abs().max() < 1e-10
+    assert al.plan(gated).after == al.count_costs(small)
+    al.save(small, tmp_path / "small.safetensors")
+    loaded = al.load(tmp_path / "small.safetensors")
+    assert torch.equal(loaded(input_ids=other).logits, small(input_ids=other).logits)
+    before = gated(input_ids=other).logits
+    al.shrink_(gated)
+    assert [len(al.width_gates(gated)[n]) for n in last] == [2, 3]
+    assert (gated(input_ids=other).logits - before).abs().max() < 1e-10
+
+
 def test_a_compact_llama_generates_what_the_gated_one_does() -> None:
     torch.manual_seed(0)
     net: Any = llama().double().eval()

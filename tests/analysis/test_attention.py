@@ -597,9 +597,10 @@ def test_the_products_of_attention_are_a_part_of_the_costs() -> None:
 
 APART, JOINT = {"query/2": SIZE, "value": SIZE}, {"qkv/2": SIZE}
 IN_PAIRS = {"query/2": 2, "value": SIZE}
+BY_PLACE = {**APART, "query/3": 2}  # heads of queries, one of each group at a time
 WITHIN: dict[Callable[[], Attention], dict[str, int]] = {
-    ByHand: APART, Inferred: APART, Causal: APART, Batched: APART, Einsum: APART, Grouped: APART,
-    GroupedBySdpa: APART, Biased: APART,
+    ByHand: APART, Inferred: APART, Causal: APART, Batched: APART, Einsum: APART, Biased: APART,
+    Grouped: BY_PLACE, GroupedBySdpa: BY_PLACE,
     Turned: IN_PAIRS, TurnedInPairs: IN_PAIRS, TurnedLikeAnother: IN_PAIRS, TurnedApart: IN_PAIRS,
     Decomposed: {"value": SIZE}, Normed: {"value": SIZE}, NormedByHand: {"value": SIZE},
     Fused: JOINT, FusedAndPicked: JOINT, WithComputedBias: JOINT,
@@ -640,6 +641,7 @@ def test_heads_lose_the_same_channels_each_beside_whole_heads(
         wide = draw(3, 6, 5)
         assert (gated.train(mode)(wide) - small.train(mode)(wide)).abs().max() < 1e-10
     n_heads, n_left = HEADS * (len(whole) - 1) // len(whole), SIZE - bool(WITHIN[kind])
+    n_heads //= 2 if WITHIN[kind] is BY_PLACE else 1
     assert small.out.in_features == n_heads * n_left
     if n_left < SIZE:
         assert al.kept_channels(small)["out.weight"][1][:n_left] == (0, 2)

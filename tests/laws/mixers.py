@@ -124,14 +124,14 @@ def transformer(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
 class HeadedAttention(nn.Module):
     """Several heads, written in the ways that people write them.
 
-    One head of keys and values that queries share is repeated for each of them by `repeat`.
+    Heads of keys and values that several of queries share are repeated for each by `repeat`.
     """
 
-    def __init__(self, n: int, n_heads: int, size: int, way: str, repeat: str = "") -> None:
+    def __init__(self, n: int, heads: tuple[int, int], size: int, way: str, repeat: str) -> None:
         super().__init__()
-        self.n_heads, self.size, self.way, self.repeat = n_heads, size, way, repeat
-        n_kv = {"grouped": n_heads // 2 if n_heads % 2 == 0 else n_heads, "shared": 1}
-        self.n_kv = n_kv.get(way.split()[0], n_heads)
+        self.n_heads, self.n_kv = heads
+        self.size, self.way, self.repeat = size, way, repeat
+        n_heads = self.n_heads
         self.qkv = nn.Linear(n, (n_heads + 2 * self.n_kv) * size)
         self.project = nn.Linear(n_heads * size, n)
 
@@ -148,9 +148,7 @@ class HeadedAttention(nn.Module):
             q, k = turn_pairs(q), turn_pairs(k)
         if "in pairs" in self.way:
             q, k = turn_neighbours(q), turn_neighbours(k)
-        if self.way.split()[0] != "shared":
-            k, v = (y.repeat_interleave(self.n_heads // self.n_kv, 1) for y in (k, v))
-        elif "early" not in self.repeat:
+        if "early" not in self.repeat:
             k, v = REPEATS[self.repeat](q, k), REPEATS[self.repeat](q, v)
         if self.way in ("fused", "sdpa", "turned", "in pairs") or self.repeat == "sdpa":
             y = F.scaled_dot_product_attention(q, k, v, enable_gqa=self.repeat == "sdpa")
@@ -164,9 +162,12 @@ class HeadedAttention(nn.Module):
         if self.way == "fused":
             heads = x.view(n, length, 3, self.n_heads, self.size)
             return heads.permute(2, 0, 3, 1, 4).unbind(0)
-        if self.repeat.startswith("beside"):  # as in Falcon
+        if self.repeat.startswith("beside") and self.n_kv == 1:  # as in Falcon
             y = x.view(n, length, self.n_heads + 2, self.size)
             parts = y[..., :-2, :], y[..., [-2], :], y[..., [-1], :]
+        elif self.repeat.startswith("beside"):  # as in InternLM 2
+            y = x.view(n, length, self.n_kv, self.n_heads // self.n_kv + 2, self.size)
+            parts = y[..., :-2, :].flatten(2, 3), y[..., -2, :], y[..., -1, :]
         else:
             sizes = [self.n_heads * self.size, *[self.n_kv * self.size] * 2]
             parts = (y.view(n, length, -1, self.size) for y in x.split(sizes, -1))
@@ -186,12 +187,17 @@ REPEATS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "expand": lambda q, y: y.expand(-1, q.shape[1], -1, -1),
     "expand_as": lambda q, y: y.expand_as(q),
     "repeat": lambda q, y: y.repeat(1, q.shape[1], 1, 1),
-    "repeat_interleave": lambda q, y: torch.repeat_interleave(y, q.shape[1], dim=1),
+    "repeat_interleave": lambda q, y: y.repeat_interleave(q.shape[1] // y.shape[1], dim=1),
     "repeat_kv": repeat_kv,
     "early repeat_kv": repeat_kv,
+    "tile": lambda q, y: y.repeat(1, q.shape[1] // y.shape[1], 1, 1),
     "beside": lambda q, y: y,
     "beside expand": lambda q, y: y.expand(-1, q.shape[1], -1, -1),
+    "beside repeat_kv": repeat_kv,
 }
+GROUPED = (
+    "repeat_interleave", "sdpa", "repeat_kv", "early repeat_kv", "tile", "beside repeat_kv",
+)  # fmt: skip
 
 
 def turn_pairs(x: Tensor) -> Tensor:
@@ -222,11 +228,16 @@ def headed(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
     if len(shape) not in (2, 3):
         return None
     ways = ("by hand", "sdpa", "fused", "normed", "turned", "grouped", "in pairs", "cosine")
-    shared = ("shared", "shared turned", "shared in pairs", "shared normed", "shared cosine")
-    way = pick((*ways, *shared, "shared twice", "grouped in pairs", "twice"))
+    more = (" turned", " in pairs", " normed", " cosine", " twice")
+    shared = [f"{front}{end}" for front in ("shared", "grouped") for end in ("", *more)]
+    way = pick((*ways, *shared, "twice"))
     n_heads, size = pick((2, 4, 3, 5)), pick((2, 3, 4))
-    repeat = pick(list(REPEATS)) if way.startswith("shared") else ""
-    mix = HeadedAttention(n, n_heads, size, way, repeat)
+    heads, repeat = (n_heads, n_heads), ""
+    if way.startswith("shared"):
+        heads, repeat = (n_heads, 1), pick(list(REPEATS))
+    elif way.startswith("grouped"):
+        heads, repeat = (n_heads * pick((2, 3)), n_heads), pick(GROUPED)
+    mix = HeadedAttention(n, heads, size, way, repeat)
     mlp = nn.Sequential(nn.Linear(n, width), activation(1, pick), nn.Linear(width, n))
     line = [Calls(lambda x: x.flatten(2))] if len(shape) == 3 else []
     return nn.Sequential(*line, Transformer(mix, pick((nn.LayerNorm, nn.RMSNorm))(n), mlp))

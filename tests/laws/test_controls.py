@@ -106,6 +106,24 @@ def test_a_query_of_a_head_that_is_off_by_a_millionth_is_seen(
         checking.check_same(gated, small, x)
 
 
+def test_the_key_of_another_query_is_seen() -> None:
+    choices = (5, 1, 1, 1, *PLAIN[4:])  # grouped, four heads of keys for three of queries each
+    program = replace(STREAM, blocks=(STREAM.blocks[0], Block("headed", 4, choices)))
+    gated, x = checking.gate_and_set(program, replace(GATES, closed=0)), checking.fresh(program)
+    for branch in al.branch_gates(gated).values():
+        branch.data.fill_(1.0)
+    gates = {name: gate for name, gate in al.width_gates(gated).items() if "qkv" in name}
+    assert sorted(map(len, gates.values())) == [3, 3, 3, 4]  # with queries and keys, and values
+    gates[max(gates)].data[1] = 0.1
+    small = al.compact(gated)
+    checking.check_same(gated, small, x)
+    qkv = next(weight for name, weight in small.named_parameters() if "qkv.weight" in name)
+    assert len(qkv) == 4 * (2 + 2) * 3
+    qkv.data[:24] = qkv.data[:24].roll(3, 0)  # a head further
+    with pytest.raises(AssertionError, match="differ by"):
+        checking.check_same(gated, small, x)
+
+
 def test_another_channel_of_one_head_is_seen() -> None:
     choices = (0, 1, 1, *PLAIN[3:])  # by hand, four heads of three channels
     program = replace(STREAM, blocks=(STREAM.blocks[0], Block("headed", 4, choices)))

@@ -149,9 +149,11 @@ class ChannelGraph:
         sites: The sites of each graph.
         followed: The labels in each graph.
         root: The channel of each atom.
-        parents: Two channels for each atom, with either of which it goes: its own, twice, but for
+        parents: Three channels for each atom, with any of which it goes: its own, thrice, but for
             the channels of a head, which go with the head or with their place within all heads,
-            and of convolutions of many groups, likewise.
+            and of convolutions of many groups, likewise. Where several heads of queries share one
+            of keys and values, that is their head, and the third is their place among those that
+            share it; elsewhere it is the first again.
         dims: The channel of each index of each parameter's dimension.
         elements: The channel of each element of parameters that are used as they are.
         asked: The calls of activations whose channels are to be gated, in each graph.
@@ -233,13 +235,13 @@ class ChannelGraph:
         dropped = torch.zeros(len(self.root), dtype=torch.bool)
         for group, is_gone in zip(self.groups, gone, strict=True):
             dropped[group.channels] = is_gone
-        rows, columns = self.parents
+        rows, columns, places = self.parents
         for group in self.groups:
             if ranks and group.name in ranks:
                 place = self.places_in_heads(group, torch.arange(len(self.root)))
                 own = group.channels[ranks[group.name].cpu().reshape(-1)[place]]
                 columns = torch.where(place >= 0, own, columns)
-        return dropped[rows] | dropped[columns]
+        return dropped[rows] | dropped[columns] | dropped[places]
 
     def in_free_heads(self) -> Tensor:
         """Return for each atom whether it is a place within heads each of which may keep others."""
@@ -256,7 +258,7 @@ class ChannelGraph:
         head_of, place_of = torch.full((2, len(self.root)), -1)
         head_of[group.heads] = torch.arange(len(group.heads))
         place_of[group.channels] = torch.arange(len(group.channels))
-        rows, columns = self.parents[:, ids]
+        rows, columns = self.parents[:2, ids]
         is_within = (rows != columns) & (place_of[columns] >= 0)
         return torch.where(is_within, head_of[rows] * len(group.channels) + place_of[columns], -1)
 
@@ -266,7 +268,7 @@ class ChannelGraph:
         Those of heads or of a convolution's groups, and of channels within either.
         """
         products = [ids for parts in self.followed[0].products.values() for _, ids in parts]
-        rows, columns = self.parents
+        rows, columns, _ = self.parents
         within = [ids[rows[ids] != columns[ids]] for ids in self.dims.values()]
         return self.count_by_group(self.root[torch.cat([*products, *within, self.root[:0]])]) > 0
 
@@ -494,13 +496,11 @@ def _mark(parents: Tensor, parts: Iterable[Tensor]) -> Tensor:
 
 
 def join_parents(parents: Tensor, ids: Tensor) -> Tensor:
-    """Return the channels that atoms go with: one for each, or for all of a head one more."""
-    rows, columns = parents[:, ids]
-    return (
-        rows
-        if torch.equal(rows, columns)
-        else torch.cat([rows.reshape(-1), columns[rows != columns]])
-    )
+    """Return the channels that atoms go with: one for each, or for all of a head some more."""
+    rows, *others = parents[:, ids]
+    if torch.equal(rows, others[0]):
+        return rows
+    return torch.cat([rows.reshape(-1), *(other[rows != other] for other in others)])
 
 
 def _without_fixed(channels: Tensor) -> Tensor:

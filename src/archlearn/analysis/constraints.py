@@ -22,7 +22,9 @@ from archlearn.analysis.channel_labels import (
     flat_pairs,
     plane_along,
     pointwise,
+    select,
     varying,
+    where_varying,
     without_repeats,
 )
 from archlearn.module_utils import find_tensor, first_names, sharing_layers
@@ -58,9 +60,11 @@ class ChannelConstraints:
             convolution, with it or with their place within all of them. Vectors of equal length.
         matrices: The rows and columns of those grids whose atoms no parameter has, by the first
             atom of each: a layer that is applied to every channel beside (MLP-Mixer).
+        head_grids: Heads of queries, each of which goes with the head of keys and values that it
+            shares with others, or with its place among those. Rows of `grids` may be such heads.
         copies: Calls that repeat keys or values for every head of queries, each of which may go
             with its copy.
-        copied: The atoms of what those return: a matrix of heads and channels within for each.
+        copied: The atoms of what those return.
         hints: Why atoms may be tied to something fixed, should they be.
         opaque_uses: Parameters that something unknown reads.
         names: The first name of each parameter and buffer, by all its names.
@@ -80,6 +84,7 @@ class ChannelConstraints:
     spreads: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     grids: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     matrices: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    head_grids: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     copies: set[str] = field(default_factory=set)
     copied: list[Tensor] = field(default_factory=list)
     hints: list[Block] = field(default_factory=list)
@@ -172,15 +177,32 @@ class ChannelConstraints:
 
     def note_grid(self, cells: Tensor, rows: Tensor, columns: Tensor) -> None:
         """Record that each element of a matrix goes where its row goes, or its column."""
-        parts = cells, rows[:, None].expand_as(cells), columns.expand_as(cells)
-        self.grids.append((parts[0].reshape(-1), parts[1].reshape(-1), parts[2].reshape(-1)))
+        self.grids.append(_as_grid(cells, rows, columns))
 
-    def new_copies(self, n_heads: int, columns: Tensor) -> Tensor:
-        """Return new atoms: for each head those of channels that all of them share."""
-        cells = self.new_atoms(n_heads * len(columns)).view(n_heads, -1)
-        self.note_grid(cells, self.new_atoms(n_heads), columns)
+    def copy_for_heads(self, labels: Labels, dim: int, n: int) -> Labels:
+        """Return labels of keys or values that are repeated for heads, as by `repeat_interleave`.
+
+        A copy goes with its place among all copies, or with what it is a copy of. Where that has
+        heads itself, copies of these are heads, too, in which channels go with their head or with
+        their place within all heads.
+        """
+        found, dims = where_varying(labels.ids), varying(labels.ids)
+        places = self.new_atoms(n)
+        copies = self.new_atoms(n * found.numel()).view(n, *found.shape)
+        source, cells = found.reshape(found.shape[dims[0]], -1), copies.flatten(1)
+        if len(dims) > 1:
+            groups, columns = map(self.new_atoms, source.shape)
+            heads = self.new_atoms(n * len(groups)).view(n, -1)
+            self.note_grid(source, groups, columns)
+            self.note_grid(cells.view(heads.numel(), -1), heads.view(-1), columns)
+            self.head_grids.append(_as_grid(heads.T, groups, places))
+        elif dims[0] <= dim:
+            self.head_grids.append(_as_grid(cells.T, source.view(-1), places))
+        else:  # one head for all
+            self.note_grid(cells, places, source.view(-1))
         self.copied.append(cells)
-        return cells
+        state = select(labels.state, dim, torch.arange(labels.shape[dim]).repeat_interleave(n))
+        return Labels(copies.movedim(0, dim + 1).flatten(dim, dim + 1).expand_as(state), state)
 
     def new_matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Return new atoms, each of which goes where its row goes, or its column."""
@@ -211,25 +233,38 @@ class ChannelConstraints:
 
     def tie_grids(self) -> None:
         """Tie rows, and columns, of elements that stay or go together; keep those of what stays."""
-        if not self.grids:
+        self._tie_lines(self.grids, [])
+        self._tie_lines(self.head_grids, self.grids)
+
+    def _tie_lines(
+        self,
+        grids: list[tuple[Tensor, Tensor, Tensor]],
+        below: list[tuple[Tensor, Tensor, Tensor]],
+    ) -> None:
+        """Do so in some grids, the elements of which may be rows of those below."""
+        if not grids:
             return
-        cells, rows, columns = map(torch.cat, zip(*self.grids, strict=True))
+        cells, rows, columns = map(torch.cat, zip(*grids, strict=True))
         root = self.roots()
         is_tied = self._mark(atoms for pair in self.ties for atoms in pair)[cells]
         is_tied |= torch.bincount(cells)[cells] > 1  # those of several grids tie these
         unique, place = torch.unique(root[cells[is_tied]], return_inverse=True)
         first = torch.full_like(unique, len(place))
         first = first.scatter_reduce(0, place, torch.arange(len(place)), "amin")[place]
+        for line in (rows, columns):
+            self.tie(line[is_tied][first], line[is_tied])
+        root = self.roots()
         is_row = root[cells] == root[rows]  # all of a head is tied: its columns stay
-        is_inner, is_cell = self._mark([root[cells[~is_row]]]), self._mark([root[cells]])
-        is_inner[FIXED] = is_cell[FIXED] = False  # what stays is in no grid
-        is_nested = is_inner[root[rows]] | is_cell[root[columns]]
+        is_below = self._mark(root[own[root[own] != root[lines]]] for own, lines, _ in below)
+        is_inner = is_below | self._mark([root[cells[~is_row]]])
+        is_cell = self._mark(root[own] for own, _, _ in (*self.grids, *self.head_grids))
+        is_below[FIXED] = is_inner[FIXED] = is_cell[FIXED] = False  # what stays is in no grid
+        is_nested = is_inner[root[rows]] | is_cell[root[columns]] | is_below[root[cells]]
         is_fixed = is_nested | (root[cells] == FIXED)
         for line, stays in ((rows, is_fixed), (columns, is_fixed | is_row)):
-            self.tie(line[is_tied][first], line[is_tied])
             self.tie(line[stays], torch.full_like(line[stays], FIXED))
         self.tie(cells[is_nested], torch.full_like(cells[is_nested], FIXED))
-        for _, *lines in self.grids:
+        for _, *lines in grids:
             for line in lines:
                 if bool((root[line] == root[line[0]]).all()):  # it could only go as a whole
                     self.tie(line[:1], torch.full_like(line[:1], FIXED))
@@ -245,7 +280,21 @@ class ChannelConstraints:
         return marked
 
     def parents(self) -> Tensor:
-        """Return two channels for each atom, with either of which it goes: mostly one, twice."""
+        """Return three channels for each atom, with any of which it goes: mostly one, thrice.
+
+        The third is that of its head's place among those that share keys and values.
+        """
+        root, (rows, columns) = self.roots(), self.lines()
+        group, place = torch.arange(self.n_atoms).repeat(2, 1)
+        for heads, groups, places in self.head_grids:
+            group[root[heads]], place[root[heads]] = root[groups], root[places]
+        group, place = group[rows], place[rows]
+        columns = torch.where((rows == columns) & (rows != group), FIXED, columns)
+        group, columns = (torch.where(group == columns, place, x) for x in (group, columns))
+        return torch.stack([group, columns, place])
+
+    def lines(self) -> Tensor:
+        """Return row and column of each atom in grids, and itself, twice, of others."""
         root = self.roots()
         found = root.repeat(2, 1)
         for cells, rows, columns in self.grids:
@@ -273,6 +322,11 @@ class ChannelConstraints:
             if torch.equal(lowered, root):
                 return root
             root = lowered
+
+
+def _as_grid(cells: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows, columns = rows[:, None].expand_as(cells), columns.expand_as(cells)
+    return cells.reshape(-1), rows.reshape(-1), columns.reshape(-1)
 
 
 def _blocks(ids: Tensor, reason: Reason) -> list[Block]:

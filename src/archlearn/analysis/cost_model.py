@@ -132,16 +132,16 @@ def count_positions_by_call(blueprint: ChannelGraph, net: nn.Module) -> dict[str
 def _count_indices(blueprint: ChannelGraph, channels: Tensor | None, size: int) -> list[Factor]:
     """Return indices for each channel of each group, and how many always stay.
 
-    Where channels go with either of two: the one, and the part that is left by the other.
+    Where channels go with any of several: the one, and the part that is left by each other.
     """
     sizes = blueprint.group_sizes()
     if channels is None:
         return [(torch.zeros(len(sizes)), float(size))]
-    rows, columns = blueprint.parents[:, channels]
-    is_pair = rows != columns
+    rows, *others = blueprint.parents[:, channels]
     found = blueprint.count_by_group(rows)
     factors = [(found / sizes, float(size - found.sum()))]
-    if bool(is_pair.any()):
-        found = blueprint.count_by_group(columns[is_pair]) / size
-        factors.append((found / sizes, float(1.0 - found.sum())))
+    for other in others:
+        if not torch.equal(rows, other):
+            found = blueprint.count_by_group(other[rows != other]) / size
+            factors.append((found / sizes, float(1.0 - found.sum())))
     return factors

@@ -55,9 +55,11 @@ def read_plane(graph: ChannelGraph, place: int, node: fx.Node) -> ReadPlane | No
 
 def free_heads(graph: ChannelGraph, net: nn.Module) -> ChannelGraph:
     """Return the graph with groups that know their heads, where each may keep other channels."""
-    if torch.equal(*graph.parents):
+    if torch.equal(*graph.parents[:2]):
         return graph
     search = _Search(graph, net)
+    rows, _, places = graph.parents
+    search.bar(graph.group_of[places[places != rows]].unique().tolist())  # of heads that share one
     for ids in graph.dims.values():
         search.look_at(ids)
     for ids in graph.elements.values():  # no slice could take others of each row
@@ -94,7 +96,7 @@ class _Search:
     barred: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        rows, columns = self.graph.parents
+        rows, columns, _ = self.graph.parents
         self.within = torch.where(rows == columns, -1, self.graph.group_of[columns])
 
     def groups_within(self, ids: Tensor) -> list[int]:
@@ -117,7 +119,7 @@ class _Search:
         if len(ids) % len(channels):
             self.bar([place])
             return
-        rows, columns = self.graph.parents[:, ids].view(2, -1, len(channels))
+        rows, columns = self.graph.parents[:2, ids].view(2, -1, len(channels))
         order = self.order.setdefault(place, columns[0])
         is_whole = torch.equal(order.sort().values, channels.sort().values)
         is_alike = bool((columns == order).all() and (rows == rows[:, :1]).all())

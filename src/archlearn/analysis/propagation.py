@@ -18,8 +18,8 @@ from archlearn.analysis.channel_labels import (
     line_along,
     pointwise,
     spread,
-    spread_plane,
     varying,
+    where_varying,
     without_repeats,
 )
 from archlearn.analysis.constraints import ChannelConstraints, Reason
@@ -459,12 +459,13 @@ class _Follower(_Interpreter):
 
     def _copy_for_heads(self, source: Labels, made: Labels) -> Labels:
         """Return labels of copies: each goes with its head, or with its channel in all of them."""
-        dim, within = _copied_dim(source, made), varying(made.ids)
+        dim = _copied_dim(source, made)
         if dim is None:
             return made
-        columns, state = (line_along(x, within[0]) for x in (made.ids, made.state))
-        cells = self.constraints.new_copies(made.shape[dim], columns)
-        return spread_plane(cells, state.expand_as(cells), made.shape, (dim, within[0]))
+        front = (None,) * (made.ids.dim() - source.ids.dim())
+        labels = Labels(source.ids[front], source.state[front])
+        n = made.shape[dim] // labels.shape[dim]
+        return self.constraints.copy_for_heads(labels, dim, n)
 
     def _note_split(self, n: fx.Node, step: OpCall, made: Any) -> None:
         """A view may split channels over several dimensions; what goes must be whole rows there."""
@@ -546,15 +547,21 @@ def _is_table(ids: Tensor) -> bool:
 
 
 def _copied_dim(source: Any, made: Any) -> int | None:
-    """Return the dimension along which a call has repeated what had one index there."""
+    """Return the dimension along which a call has repeated each head, or what has none."""
     if not isinstance(source, Labels) or not isinstance(made, Labels):
         return None
     if made.ids.numel() <= source.ids.numel() or made.ids.dim() < source.ids.dim():
         return None
     before = (1,) * (made.ids.dim() - source.ids.dim()) + tuple(source.shape)
     longer = [dim for dim, size in enumerate(made.shape) if size > before[dim]]
-    is_copy = len(longer) == 1 and before[longer[0]] == 1 and len(varying(source.ids)) == 1
-    return longer[0] if is_copy else None
+    ids, copies = where_varying(source.ids.reshape(before)), where_varying(made.ids)
+    dims = varying(ids)
+    if len(longer) != 1 or len(dims) not in (1, 2) or (len(dims) == 2 and dims[0] > longer[0]):
+        return None
+    dim, n = longer[0], made.shape[longer[0]] // before[longer[0]]
+    own = ids.repeat_interleave(n, dim)
+    is_copy = before[dim] == 1 or (own.shape == copies.shape and torch.equal(own, copies))
+    return dim if is_copy else None
 
 
 def _choose_dim(all_labels: list[Labels]) -> int | None:
@@ -641,7 +648,7 @@ def _tie_boxes(constraints: ChannelConstraints) -> None:
     """
     lines = _heads_and_within(constraints) if constraints.boxes else ()
     for name, labels in constraints.boxes:
-        for side, key in enumerate((name, f"{name}/2")):
+        for side, key in enumerate((name, f"{name}/2", f"{name}/3")):
             ids = pointwise(lines[side].__getitem__, labels.ids)
             dims = varying(ids)
             if len(dims) > 1:
@@ -652,14 +659,18 @@ def _tie_boxes(constraints: ChannelConstraints) -> None:
                 lines = _heads_and_within(constraints)
 
 
-def _heads_and_within(constraints: ChannelConstraints) -> tuple[Tensor, Tensor]:
-    """Return for each atom its head, or its own channel, and its place within heads; or FIXED."""
-    root, (rows, columns) = constraints.roots(), constraints.parents()
+def _heads_and_within(constraints: ChannelConstraints) -> tuple[Tensor, Tensor, Tensor]:
+    """Return for each atom its head, or its own channel, its place within heads; or FIXED.
+
+    And the place of its head among those that share keys and values.
+    """
+    root, (rows, columns, places) = constraints.roots(), constraints.parents()
     is_within = torch.zeros_like(root, dtype=torch.bool)
-    for _, _, places in constraints.grids:
-        is_within[root[places]] = True
-    is_alone = (rows == columns) & ~is_within[columns]
-    return torch.where(is_within[rows], FIXED, rows), torch.where(is_alone, FIXED, columns)
+    for _, _, within in constraints.grids:
+        is_within[root[within]] = True
+    is_alone, is_plain = (rows == columns) & ~is_within[columns], places == rows
+    heads = torch.where(is_within[rows], FIXED, rows)
+    return heads, torch.where(is_alone, FIXED, columns), torch.where(is_plain, FIXED, places)
 
 
 def _tie_spreads(constraints: ChannelConstraints) -> None:
@@ -668,7 +679,7 @@ def _tie_spreads(constraints: ChannelConstraints) -> None:
     Where whole heads go, what is as long as a head and multiplies each of them stays.
     """
     for base, ids in constraints.spreads:
-        own, parents = set(varying(ids)), constraints.parents()
+        own, parents = set(varying(ids)), constraints.lines()
         sides = [pointwise(side.__getitem__, base) for side in parents]
         alike = [side for side in sides if own & set(varying(side))]
         if not torch.equal(*parents[:, without_repeats(ids)]):  # they go with heads, and within

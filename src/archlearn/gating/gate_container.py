@@ -310,8 +310,8 @@ class GateContainer(nn.Module):
         """Return the places of the groups that pass a site, and where its gates stand among theirs.
 
         The place is None where the gates are just those of the one group; place 0 stands for a
-        channel that is not learnt, or whose gate stands still. Two rows of places where channels go
-        with either of two.
+        channel that is not learnt, or whose gate stands still. Two or three rows of places where
+        channels go with any of so many.
         """
         blueprint = self.choice.blueprint
         known = blueprint.groups_among(channels)
@@ -320,8 +320,8 @@ class GateContainer(nn.Module):
         if len(groups) == 1 and torch.equal(members[0].channels, channels):
             return groups, None
         index = torch.zeros(len(blueprint.root), dtype=torch.long)
-        rows, columns = blueprint.parents[:, channels]
-        is_pair = rows != columns
+        rows, columns, third = blueprint.parents[:, channels]
+        is_pair, is_third = rows != columns, rows != third
         second, start = torch.zeros_like(channels), 1
         for group in members:
             n = len(group.channels)
@@ -335,7 +335,8 @@ class GateContainer(nn.Module):
         if not bool(is_pair.any()):
             return groups, index[channels]
         second = torch.where(is_pair & (second == 0), index[columns], second)
-        return groups, torch.stack([index[rows], second])
+        found = [index[rows], second, torch.where(is_third, index[third], 0)]
+        return groups, torch.stack(found if bool(is_third.any()) else found[:2])
 
     def keep_index(self, index: Tensor) -> str:
         """Keep where a site's gates stand; return the name that the model finds it under."""

@@ -6,6 +6,7 @@ channel that passes one activation the gradient of its gate is the same number, 
 work on weights instead of on activations.
 """
 
+import functools
 import math
 import operator
 from collections import Counter
@@ -289,10 +290,10 @@ def leave_out_branches_(
 def assemble_gates(gates: list[Tensor], index: Tensor) -> Tensor:
     """Return the gates of a site that several groups pass; index 0 is always open.
 
-    With two rows of indices both gates must be open.
+    With several rows of indices all of those gates must be open.
     """
     acting = torch.cat([gates[0].new_ones(1), *gates])[index]
-    return acting if index.dim() == 1 else torch.mul(*acting.unbind())
+    return acting if index.dim() == 1 else functools.reduce(torch.mul, acting.unbind())
 
 
 def call_gated(

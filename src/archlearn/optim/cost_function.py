@@ -290,13 +290,13 @@ class CostFunction:
         return self._tables[device]
 
     def _count_kinds(self, t: dict[str, Tensor], is_open: Tensor) -> Tensor:
-        """Return how many gates of each kind are open; a pair of gates is when both are."""
+        """Return how many gates of each kind are open; several of a channel are when all are."""
         counts = t["kinds"].expand(len(is_open), -1)
         counts = counts.index_add(1, t["kind_of_gate"], is_open)
         if not len(t["kind_of_pair"]):
             return counts
-        first, second = F.pad(is_open, (0, 1), value=1.0)[:, t["pairs"]].unbind(1)
-        return counts.index_add(1, t["kind_of_pair"], first * second)
+        one, two, three = F.pad(is_open, (0, 1), value=1.0)[:, t["pairs"]].unbind(1)
+        return counts.index_add(1, t["kind_of_pair"], one * two * three)
 
     def _present(self, t: dict[str, Tensor], is_closed: Tensor) -> Tensor:
         """Return 1 for what is still there, for each kind of things that go with the same branches.

@@ -69,10 +69,12 @@ class CostTerms:
             self._find_times(calls)
 
     def _find_pairs(self) -> None:
-        """Count each pair of gates that a channel of a head has as one more gate."""
+        """Count the gates that a channel of a head has, two or three, as one more gate."""
         parents = self.blueprint.parents
         cells = (parents[0] != parents[1]).nonzero().flatten()
-        pairs, place = self.gate_of[parents[:, cells]].unique(dim=1, return_inverse=True)
+        gates = self.gate_of[parents[:, cells]]
+        gates[2, parents[2, cells] == parents[0, cells]] = self.n_gates
+        pairs, place = gates.unique(dim=1, return_inverse=True)
         self.gate_of[cells] = self.n_gates + 1 + place
         self.n_states = self.n_gates + 1 + pairs.shape[1]
         self._tables["pairs"] = pairs

@@ -145,8 +145,8 @@ def width_steps(store: GateContainer, multiple_of: int) -> Tensor:
     sizes = blueprint.group_sizes()
     channels = torch.zeros_like(sizes)
     for ids in blueprint.dims.values():
-        rows, columns = blueprint.parents[:, ids]
-        counts = blueprint.count_by_group(rows).long()
+        rows, columns, places = blueprint.parents[:, ids]
+        counts = blueprint.count_by_group(torch.cat([rows, places[places != rows]])).long()
         channels = torch.where(counts % sizes == 0, torch.gcd(channels, counts // sizes), 1)
         # However many heads are left, each is to be a multiple.
         is_within = blueprint.count_by_group(columns[rows != columns]) > 0

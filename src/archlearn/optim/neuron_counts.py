@@ -23,8 +23,8 @@ class NeuronCounts:
         layers, rows = zip(*choice.rows, strict=True) if choice.rows else ((), ())
         places = choice.blueprint.gate_places()[choice.blueprint.parents]
         no_gate = torch.where(places < 0, self._n_width, places)
-        # Where both gates of a neuron are the same, it goes with the one, and an open one beside.
-        no_gate[1, no_gate[0] == no_gate[1]] = self._n_width
+        # Where gates of a neuron are the same, it goes with the one, and an open one beside.
+        no_gate[1:][no_gate[1:] == no_gate[0]] = self._n_width
         self._gates = torch.cat([no_gate[:, channels] for channels in rows] + [no_gate[:, :0]], 1)
         sizes = torch.tensor([len(channels) for channels in rows], dtype=torch.long)
         self._layer = torch.repeat_interleave(torch.arange(len(rows)), sizes)
@@ -39,7 +39,8 @@ class NeuronCounts:
         is_open = torch.cat([opened, opened.new_ones(1)])[self._gates]
         is_there = ((closed @ self._inside) == 0).to(opened.dtype)[self._layer]
         widths = opened.new_zeros(self._n_width + 1)
-        widths.index_add_(0, self._gates.view(-1), (is_there * is_open.flip(0)).view(-1))
+        beside = is_there * is_open.roll(1, 0) * is_open.roll(2, 0)
+        widths.index_add_(0, self._gates.view(-1), beside.view(-1))
         by_layer = opened.new_zeros(self._inside.shape[1])
-        by_layer.index_add_(0, self._layer, is_open[0] * is_open[1])
+        by_layer.index_add_(0, self._layer, is_open.prod(0))
         return widths[:-1].clamp(min=1.0), (self._inside @ by_layer).clamp(min=1.0)

@@ -184,14 +184,17 @@ def _expand(move: Move) -> fx.Node | None:
 
 
 def _repeat(move: Move) -> fx.Node | None:
-    """Repeat what has one index along a dimension (keys for every head) less often."""
+    """Repeat less often what has one index along a dimension, or each index (keys for heads)."""
     n_new = move.expected.dim() - move.source.dim()
     sizes = list(zip((1,) * n_new + tuple(move.source.shape), move.expected.shape, strict=True))
+    name, times = "repeat", [now // max(1, before) for before, now in sizes]
     if any(before not in (1, now) for before, now in sizes):
-        return None
-    times = [now // before for before, now in sizes]
+        dim = max(range(len(times)), key=times.__getitem__)
+        name, times = "repeat_interleave", [times[dim], dim]
+        if n_new or not torch.equal(move.source.repeat_interleave(*times), move.expected):
+            return None
     with move.graph.inserting_before(move.node):
-        return move.graph.call_method("repeat", (move.node.all_input_nodes[0], *times))
+        return move.graph.call_method(name, (move.node.all_input_nodes[0], *times))
 
 
 def _new(move: Move) -> fx.Node:

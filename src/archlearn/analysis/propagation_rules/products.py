@@ -9,7 +9,9 @@ Heads lose channels within, too: the i-th query of each with the i-th key of eac
 of each. Such a channel goes with its head, or with its place in all heads; `head_channels` finds
 where places may be others in each head. Keys and values that all heads share (multi-query
 attention) go with their place alone; where a call repeats them for every head of queries, each
-copy goes with its head. Few heads stay, and lose only channels within.
+copy goes with its head. Where several heads are repeated (grouped queries), a head of queries goes
+with that of keys and values, or with its place among those that share it: the same in all groups.
+Few heads stay, and lose only channels within.
 
 Indices are written as letters, as einsum has them.
 """
@@ -70,7 +72,7 @@ def attention(step: OpCall) -> Any:
         return opaque(step)
     if q is not step.x or q.ids.dim() < 3:
         return opaque(step)
-    k, v = (_repeat_heads(part, q) for part in (k, v))
+    k, v = (_repeat_heads(step, part, q) for part in (k, v))
     batch = string.ascii_lowercase[: q.ids.dim() - 2]
     scores = _contract(step, [(q, f"{batch}yz"), (k, f"{batch}xz")], f"{batch}yx")
     if scores is None:
@@ -173,7 +175,7 @@ def _pass_grid(
             states.append(state[None])
         else:
             dims = letters.index(heads), letters.index(within)
-            if dims[0] not in varying(labels.ids):
+            if _is_repeated(labels, dims[0]):
                 step.repeated.append(original)
             cells, state = (plane_along(x, dims) for x in (labels.ids, labels.state))
             known = cells if known is None else known
@@ -226,7 +228,7 @@ def _pass(
                 "nothing is needed: the heads themselves are learnt",
             )
             continue
-        if varying(labels.ids) and letters.index(passing) not in varying(labels.ids):
+        if varying(labels.ids) and _is_repeated(labels, letters.index(passing)):
             step.repeated.append(original)
         ids, own = step.constraints.read_heads(labels, letters.index(passing))
         state = torch.minimum(state, own)
@@ -263,11 +265,19 @@ def _without_repeated(labels: Labels, letters: str, sizes: dict[str, int]) -> Fa
     return Labels(ids, state), letters
 
 
-def _repeat_heads(labels: Labels, q: Labels) -> Labels:
+def _is_repeated(labels: Labels, dim: int) -> bool:
+    """Return whether several heads have the same channels."""
+    lines, _ = core(labels.ids, labels.state, dim)
+    return lines.unique(dim=1).shape[1] < lines.shape[1]
+
+
+def _repeat_heads(step: OpCall, labels: Labels, q: Labels) -> Labels:
     """Return keys or values with a head for each of the queries (`enable_gqa`)."""
-    n = q.shape[-3] // max(1, labels.shape[-3])
+    n, dims, heads = q.shape[-3] // max(1, labels.shape[-3]), varying(labels.ids), q.ids.dim() - 3
     if n <= 1 or labels.shape[-3] == 1:
         return labels
+    if step.may_gate_reads and heads in dims and len(dims) < 3:
+        return step.constraints.copy_for_heads(labels, heads, n)
     return Labels(labels.ids.repeat_interleave(n, -3), labels.state.repeat_interleave(n, -3))
 
 
