@@ -236,13 +236,8 @@ class _StageRunner:
         missing = [work for key, work in works.items() if key not in self._known]
         patterns = self._request.rows
         wanted = [work for work in missing if any(fnmatchcase(work.row, p) for p in patterns)]
-        self._without_model.append(
-            {
-                k: w
-                for k, w in works.items()
-                if k in self._known and not self._known[k].path.is_file()
-            }
-        )
+        known = {key: self._known[key].path for key in works if key in self._known}
+        self._without_model.append({k: works[k] for k in known if not known[k].is_file()})
         self._callback.began(len(wanted), len(works) - len(missing))
         if not self._make(wanted) or len(wanted) < len(missing):
             return False

@@ -99,31 +99,37 @@ def tabulate_checks(checks: Sequence[Check]) -> ResultTable:
     return make_table(checks, columns)
 
 
-def describe_scale(results: Results) -> str:
-    """Return what is small about a quick version."""
-    limit, epochs = results.scale["limit"], results.scale["epochs"]
+def _describe_quick(results: Results) -> str:
+    """Return what is small about a quick version: experiments differ in it."""
     return (
-        f"This is the quick version: {f'{limit:,}' if limit else 'all'} train examples, {epochs} "
-        f"epochs, {len(results.seeds)} seed(s), a part of the points and of the test examples. It "
-        "shows that everything works, not what the method reaches: the bounds below are those of "
-        "the full run."
+        f"This is the quick version: {_write_range(row.settings['limit'] for row in results.rows)} "
+        f"train examples, {_write_range(row.epochs for row in results.rows)} epochs a run, "
+        f"{len(results.seeds)} seed(s), a part of the points and of the test examples. It shows "
+        "that everything works, not what the method reaches: the bounds below are those of the "
+        "full run."
     )
+
+
+def _write_range(numbers: Iterable[int]) -> str:
+    """Write the least and the most of some numbers, zeros left aside: `2 to 8`, or `8`."""
+    ordered = sorted(filter(None, numbers)) or [0]
+    return " to ".join(f"{number:,}" for number in dict.fromkeys((ordered[0], ordered[-1])))
 
 
 def describe_circumstances(results: Results) -> str:
     """Return how the results were made."""
     seeds = ", ".join(str(seed) for seed in sorted({row.seed for row in results.rows}))
-    epochs = sorted({row.epochs for row in results.rows if row.epochs}) or [0]
-    length = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     digests = " The JSON beside holds the SHA-256 digest of the file of every network."
     return (
         f"Made by {_name_command(results)} on {results.date}; "
         f"{results.hardware['name']}, {versions}; commit {', '.join(results.commits)}; "
-        f"seeds {seeds}; {length} epochs a run; {len(results.rows)} runs in "
-        f"{results.seconds:,.0f} s of training. Means ± standard deviation over the seeds, in "
-        "brackets the error of the mean; of whole numbers the range. A bound is met if the mean "
-        "less one error of it meets it." + digests * all(row.digest for row in results.rows)
+        f"seeds {seeds}; {_write_range(row.epochs for row in results.rows)} epochs a run; "
+        f"{len(results.rows)} runs in {results.seconds:,.0f} s of training. Means ± standard "
+        "deviation over the seeds, in brackets the error of the mean; of whole numbers the range. "
+        "A bound is met if the mean less one error of it meets it."
+        + digests
+        * all(row.digest for row in results.rows)
     )
 
 
@@ -165,7 +171,7 @@ def write_page(experiment: Experiment, results: Results, folder: Path) -> Path:
     """Write the page of an experiment beside its results, and return where."""
     parts = [f"# {experiment.name}: {experiment.title}"]
     if results.quick:
-        parts.append(describe_scale(results))
+        parts.append(_describe_quick(results))
     parts += compose_body(experiment, results, folder, figure=f"{experiment.name}.svg")
     path = folder / f"{experiment.name}.md"
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")

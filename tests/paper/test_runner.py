@@ -25,7 +25,7 @@ from archlearn_paper.experiment import (
     Run,
     Scale,
 )
-from archlearn_paper.experiments import find_experiment
+from archlearn_paper.experiments import TITLES, find_experiment
 from archlearn_paper.recipes import Given, Holder
 from archlearn_paper.results import (
     Results,
@@ -409,3 +409,15 @@ def test_a_comparison_of_fewer_methods_or_budgets_is_refused(
         return
     with pytest.raises(SettingsError, match=rf"lost \({lost}\); ask for them too"):
         check_earlier(request)
+
+
+@pytest.mark.parametrize("name", [name for name in TITLES if name != "table-4"])
+def test_full_results_of_the_repository_are_gone_on_with(name: str) -> None:
+    """Of table 4 the results are of an earlier plan; later stages need models."""
+    experiment, folder = find_experiment(name), Path(__file__).parents[2] / "results"
+    scale = replace(FULL, seeds=tuple(range(experiment.n_seeds)))
+    found = [read_results(folder, each) for each in (*experiment.borrows, name)]
+    known = {row.asked for results in found if results for row in results.rows}
+    runs = experiment.stages[0](scale, [])
+    assert [run.row for run in runs if run_key(run) not in known] == []
+    assert runs

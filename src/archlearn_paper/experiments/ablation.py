@@ -80,21 +80,20 @@ def change_recipe(scale: Scale, seed: int, model: str, change: str) -> RunSettin
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    groups, changes = group(rows), list[dict[str, Any]]()
-    for model in _MODELS:
-        base = groups.get(name_change(model, BASE), [])
-        for change in CHANGES:
-            members = groups.get(name_change(model, change))
-            if members:
-                changes.append(
-                    {
-                        "model": model,
-                        "change": change,
-                        **summarise_rows(members),
-                        "points": compare_by_seed(members, base),
-                        "more_neurons": compare_by_seed(members, base, lambda r: r.n_neurons),
-                    }
-                )
+    groups = group(rows)
+    changes = [
+        {
+            "model": model,
+            "change": change,
+            **summarise_rows(members),
+            "points": compare_by_seed(members, base),
+            "more_neurons": compare_by_seed(members, base, lambda row: row.n_neurons),
+        }
+        for model in _MODELS
+        for base in [groups.get(name_change(model, BASE), [])]
+        for change in CHANGES
+        if (members := groups.get(name_change(model, change)))
+    ]
     return {"changes": changes}
 
 

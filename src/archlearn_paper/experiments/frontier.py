@@ -53,20 +53,19 @@ def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    groups, points = group(rows), list[dict[str, Any]]()
-    for price, costs in _COSTS.items():
-        for cost in costs:
-            members = groups.get(_ROW.format(cost=cost, curve=price))
-            if members:
-                runs = [[row.parameters, row.accuracy] for row in members]
-                points.append(
-                    {"cost": cost, "price": price, "runs": runs, **summarise_rows(members)}
-                )
-    return {
-        "points": points,
-        "paper": list_paper(),
-        "smallest_good_run": _smallest_run(rows),
-    }
+    groups = group(rows)
+    points = [
+        {
+            "cost": cost,
+            "price": price,
+            "runs": [[row.parameters, row.accuracy] for row in members],
+            **summarise_rows(members),
+        }
+        for price, costs in _COSTS.items()
+        for cost in costs
+        if (members := groups.get(_ROW.format(cost=cost, curve=price)))
+    ]
+    return {"points": points, "paper": list_paper(), "smallest_good_run": _smallest_run(rows)}
 
 
 def _smallest_run(rows: Sequence[Row]) -> dict[str, Any] | None:
