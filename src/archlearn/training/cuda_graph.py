@@ -76,7 +76,7 @@ class DeviceStep:
         loss, cost = self._forward()
         parts = [part for part in (loss, cost) if part.requires_grad]
         torch.autograd.backward(parts, [self._one.to(part.dtype) for part in parts])
-        clip_gradients_(work.optimisers, work.limits)
+        clip_gradients_(work.optimisers, work.clip_norm, work.clip_gate)
         for optimiser in work.optimisers:
             update_(optimiser)
         if work.strengths is not None:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -186,11 +186,11 @@ def costs_of(network: nn.Module, example: Tensor) -> Costs:
 
 
 class RunLog:
-    """Writes lines into the run's folder and tells the observer, in order, when told to."""
+    """Writes lines into the run's folder and tells the observers, in order, when told to."""
 
-    def __init__(self, session: Session, observer: Callback) -> None:
+    def __init__(self, session: Session, observers: Sequence[Callback]) -> None:
         self._session = session
-        self._observer = observer
+        self._observers = observers
         self._monitor = GateMonitor(
             session.work.model, session.example, session.settings.strengths.pay
         )
@@ -208,7 +208,7 @@ class RunLog:
         It is not written yet; what the gates say of the architecture is worked out then.
         """
         work, last = self._session.work, max(0, position.step - 1)
-        classes = self._session.objective.task != "regression"
+        classes = work.objective.task != "regression"
         measured = "validation_accuracy" if classes else "validation_error"
         first = {
             "epoch": position.epoch,
@@ -236,7 +236,8 @@ class RunLog:
             gates = {"epoch": row["epoch"], "width": rounded(width), "depth": ends}
             append_line(self._session.folder / METRICS, row)
             append_line(self._session.folder / GATES, gates)
-            self._observer.epoch_ended(EpochEnd(row=row, seconds_left=seconds_left))
+            for observer in self._observers:
+                observer.epoch_ended(EpochEnd(row=row, seconds_left=seconds_left))
 
 
 def rounded(gates: dict[str, Tensor]) -> dict[str, list[float]]:
