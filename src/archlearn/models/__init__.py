@@ -1,6 +1,6 @@
 """Built-in networks by name, pretrained weights, and users' own networks."""
 
-from archlearn.models.caffenet import AlexNet, CaffeNet, CaffeNetSizes
+from archlearn.models.caffenet import AlexNet, CaffeNet
 from archlearn.models.cifar_networks import (
     VGG,
     DenseNet,
@@ -20,7 +20,6 @@ __all__ = [
     "VGG",
     "AlexNet",
     "CaffeNet",
-    "CaffeNetSizes",
     "ConvNet",
     "DeepLeNet",
     "DenseNet",

@@ -89,11 +89,8 @@ def _deep_lenet(asked: NetworkRequest) -> nn.Module:
 
 
 def _caffenet(asked: NetworkRequest) -> nn.Module:
-    channels, side = asked.images(caffenet.CAFFENET_SMALLEST_SIDE)
-    sizes = caffenet.CaffeNetSizes(
-        n_channels=channels, side=side, n_outputs=asked.n_outputs, factor=asked.factor
-    )
-    return caffenet.CaffeNet(sizes)
+    images = asked.images(caffenet.CAFFENET_SMALLEST_SIDE)
+    return caffenet.CaffeNet(*images, asked.n_outputs, asked.factor)
 
 
 def _residual(
