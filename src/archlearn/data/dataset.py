@@ -38,29 +38,14 @@ class Split:
         """Return the number of examples."""
         return len(self.targets)
 
-    @property
-    def n_bytes(self) -> int:
-        """Return the size of the inputs."""
-        return self.inputs.numel() * self.inputs.element_size()
-
-    def take(self, indices: Tensor) -> "Split":
-        """Return the examples at the given places."""
-        return Split(self.inputs[indices], self.targets[indices])
+    def __getitem__(self, places: slice | Tensor) -> "Split":
+        """Return some of the examples; those of a slice are not copied, and as mixed as these."""
+        is_slice = isinstance(places, slice)
+        return Split(self.inputs[places], self.targets[places], self.mixed and is_slice)
 
     def to(self, device: torch.device) -> "Split":
         """Return the same examples on a device."""
         return Split(self.inputs.to(device), self.targets.to(device), self.mixed)
-
-    def every(self, step: int, first: int) -> "Split":
-        """Return each so-manieth example, from the first one on; nothing is copied."""
-        return Split(self.inputs[first::step], self.targets[first::step], self.mixed)
-
-    def cut(self, place: int) -> tuple["Split", "Split"]:
-        """Return the examples before a place and those from it on; nothing is copied."""
-        return (
-            Split(self.inputs[:place], self.targets[:place], self.mixed),
-            Split(self.inputs[place:], self.targets[place:], self.mixed),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,10 +111,9 @@ def carve_test(examples: Split, share: float) -> tuple[Split, Split]:
 def _carve(examples: Split, n_apart: int, seed: int) -> tuple[Split, Split]:
     """Return what is left and the examples set apart: drawn, or the first of a mixed split."""
     if examples.mixed:
-        apart, rest = examples.cut(n_apart)
-        return rest, apart
+        return examples[n_apart:], examples[:n_apart]
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))
-    return examples.take(order[n_apart:]), examples.take(order[:n_apart])
+    return examples[order[n_apart:]], examples[order[:n_apart]]
 
 
 def measure_channels(inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -280,7 +264,7 @@ def build_dataset(
     if limit is not None and limit < len(train):
         drawn = torch.randperm(len(train), generator=torch.Generator().manual_seed(limit))
         few = drawn[:limit].sort().values
-        train = train.cut(limit)[0] if train.mixed else train.take(few)
+        train = train[:limit] if train.mixed else train[few]
     if len(train) == 0:
         raise DataError(
             f"{examples.name!r} has {len(examples.train)} train examples, and none is left when "
@@ -328,7 +312,7 @@ def _keep_classes(examples: Examples, classes: int) -> Examples:
             f"the first {classes} classes of {examples.name!r} were asked for, but it has "
             f"{n_classes}; choose 2 to {n_classes} classes"
         )
-    return examples.change_parts(lambda part: part.take(part.targets < classes))
+    return examples.change_parts(lambda part: part[part.targets < classes])
 
 
 def _check(examples: Examples) -> None:

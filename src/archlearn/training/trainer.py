@@ -76,8 +76,8 @@ class TrainingLoop:
         self._log = RunLog(session, observers)
         self._order_ahead: tuple[int, Tensor] | None = None
         fabric = session.fabric
-        mine = session.dataset.validation.every(fabric.world_size, fabric.global_rank)
-        few = mine.n_bytes <= _MOST_BYTES_ON_DEVICE
+        mine = session.dataset.validation[fabric.global_rank :: fabric.world_size]
+        few = mine.inputs.nbytes <= _MOST_BYTES_ON_DEVICE
         self._validation = mine.to(fabric.device) if few else mine
         self._started = time.monotonic() - position.seconds
         self._first_step = position.step
