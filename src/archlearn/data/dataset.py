@@ -169,24 +169,15 @@ def check_split(split: Split, part: str, name: str) -> None:
 def check_classes(split: Split, part: str, name: str) -> None:
     """Refuse targets that are no classes, which are counted from 0, one for each example."""
     targets = split.targets
-    if targets.is_floating_point():
+    if targets.is_floating_point() or targets.ndim != 1:
         raise DataError(
-            f"the targets of {name!r} are floating-point numbers, but the task is "
-            'classification; give integer classes, or set task = "regression"'
+            f"the {part} targets of {name!r} are {targets.dtype} of shape {tuple(targets.shape)}; "
+            'give one whole number for each example, its class, or set task = "regression"'
         )
-    if targets.ndim != 1:
+    lowest, highest = int(targets.min()), int(targets.max())
+    if lowest < 0 or highest >= MOST_CLASSES:
         raise DataError(
-            f"the {part} targets of {name!r} have shape {tuple(targets.shape)}; give one class for "
-            "each example, or floating-point numbers for a regression"
-        )
-    if targets.min() < 0:
-        raise DataError(
-            f"the {part} targets of {name!r} go down to {int(targets.min())}; classes are counted "
-            "from 0"
-        )
-    if targets.max() >= MOST_CLASSES:
-        raise DataError(
-            f"the {part} targets of {name!r} go up to {int(targets.max())}; classes are counted "
+            f"the {part} targets of {name!r} go from {lowest} to {highest}; classes are counted "
             f"from 0 without gaps, and there may be {MOST_CLASSES:,} of them"
         )
 

@@ -11,14 +11,13 @@ from archlearn.data.file_cache import DownloadProgress, no_progress
 from archlearn.data.image_cache import IMAGE_SIDE, ImageReading
 from archlearn.data.image_folders import load_folder, load_tiny_imagenet
 from archlearn.data.standard_datasets import (
-    FASHION_MNIST,
-    MNIST,
     WINDOW_LENGTH,
     examples_of_idx,
     load_cifar,
     load_diabetes,
     load_digits,
-    load_idx_source,
+    load_fashion_mnist,
+    load_mnist,
     load_text,
     read_idx_folder,
 )
@@ -65,7 +64,7 @@ def load_examples(
     kind, _, rest = name.partition(":")
     if name == "mnist":
         try:
-            return load_idx_source(MNIST, progress)
+            return load_mnist(progress)
         except DataError as error:
             logger.warning(
                 "MNIST could not be had, so scikit-learn's 1,797 digits stand in for it, enlarged "
@@ -74,7 +73,7 @@ def load_examples(
             )
             return load_digits(MNIST_SIDE)
     if name == "fashion-mnist":
-        return load_idx_source(FASHION_MNIST, progress)
+        return load_fashion_mnist(progress)
     if name == "cifar-10":
         return load_cifar(progress)
     if name == "diabetes":
