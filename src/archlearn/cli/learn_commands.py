@@ -180,13 +180,9 @@ def report(*runs: Path, out: Path | None = None) -> None:
         runs: Folders of runs.
         out: The file. [default: report.html, of one run in its folder, of several here]
     """
-    from archlearn.training.run_directory import REPORT
-
-    if not runs:
-        raise SettingsError("say which runs: archlearn report runs/a runs/b")
     from archlearn.reporting import write_report
     from archlearn.reporting.run_reader import explaining_odd_files, read_run
-    from archlearn.training.run_directory import writing
+    from archlearn.training.run_directory import REPORT, writing
 
     with explaining_odd_files(runs):
         for run in runs:  # refused before a folder is made

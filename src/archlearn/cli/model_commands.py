@@ -124,10 +124,7 @@ def compact_command(
         small = al.compact(revived.model, chosen)
         al.save(small, target)
     n_rows = len(revived.example)  # costs are said of one example, as everywhere
-    before, after = (
-        replace(costs, multiply_adds=costs.multiply_adds // n_rows)
-        for costs in (chosen.before, chosen.after)
-    )
+    before, after = (each.for_one_example(n_rows) for each in (chosen.before, chosen.after))
     said = replace(chosen, before=before, after=after)
     sys.stdout.write(f"{said}\n{small.certificate}\n{target}\n")
 

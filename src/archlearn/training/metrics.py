@@ -107,19 +107,17 @@ _BRANCH = "branch "
 
 
 def read_gates(model: nn.Module) -> tuple[Gates, Gates]:
-    """Return copies of width gates, and of depth and branch gates, on the CPU, in one transfer.
+    """Return copies of width gates, and of depth and branch gates, on the CPU.
 
     Gates that have been cut out are 0, so that an epoch can be set against those before it.
     """
     store = find_store(model)
     width: Gates = {**(width_gates(model) if store is None else store.whole_width_gates())}
-    depth = _depth_gates(model)
-    everything = [*width.values(), *depth.values()]
-    if not everything:
-        return {}, {}
-    flat = torch.cat([gate.detach().reshape(-1).float() for gate in everything]).cpu()
-    pieces = iter(flat.split([gate.numel() for gate in everything]))
-    return {name: next(pieces) for name in width}, {name: next(pieces) for name in depth}
+    width, depth = (
+        {name: gate.detach().reshape(-1).to("cpu", torch.float, copy=True) for name, gate in x}
+        for x in (width.items(), _depth_gates(model).items())
+    )
+    return width, depth
 
 
 def _depth_gates(model: nn.Module) -> dict[str, nn.Parameter]:
