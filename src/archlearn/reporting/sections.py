@@ -47,7 +47,6 @@ from archlearn.reporting.series import (
     width_lines,
 )
 
-Counts = tuple[int | None, int | None]
 PICTURE_NOTE = "Bars are as long as the square root of their channels."
 MOST_WIDTHS = 12
 MOST_LINES = 6
@@ -168,15 +167,11 @@ def _remark(saved: str, before: int | None, after: int | None) -> str:
 
 def _counted(run: RunRecord) -> tuple[tuple[str, int | None, int | None], ...]:
     before, after = run.before.costs, run.after.costs
-    labels = [label_of(name) for name in COSTS]
-    titles = [label[:1].upper() + label[1:] for label in labels]
-    return tuple(
-        (title, before[name], after[name]) for title, name in zip(titles, COSTS, strict=True)
-    )
+    return tuple((label_of(name).capitalize(), before[name], after[name]) for name in COSTS)
 
 
 def _cost_row(label: str, before: int | None, after: int | None) -> tuple[str, ...]:
-    share = after / before if before and after is not None else None
+    share = _divide(after, before)
     return (
         label,
         format_count(before),
@@ -189,29 +184,28 @@ def _cost_row(label: str, before: int | None, after: int | None) -> tuple[str, .
 
 def _by_layer(run: RunRecord) -> TableItem:
     """Return one row for each layer that multiplies, then what is left, the sums and the score."""
-    counts = {
-        name: _pair(costs, run.after.layers.get(name, (0, 0)))
-        for name, costs in run.before.layers.items()
-        if costs[1]
-    }
-    total = _pair(*((end.parameters, end.multiply_adds) for end in (run.before, run.after)))
+    before, after = run.before, run.after
+    counts: dict[str, tuple[int | None, ...]] = {}
+    for name, (parameters, multiply_adds) in before.layers.items():
+        if multiply_adds:
+            left = after.layers.get(name, (0, 0))
+            counts[name] = (parameters, left[0], multiply_adds, left[1])
+    total = (before.parameters, after.parameters, before.multiply_adds, after.multiply_adds)
     if counts:
         columns = zip(total, zip(*counts.values(), strict=True), strict=True)
         rest = tuple((n or 0) - sum(n or 0 for n in column) for n, column in columns)
         counts |= {"norms and others": rest} if any(rest) else {}
-    shares = [after / before if before and after is not None else None
-              for before, after in (total[:2], total[2:])]  # fmt: skip
+    shares = [format_percent(_divide(total[n + 1], total[n]), 1) for n in (0, 2)]
     scores = [format_score(run, score) for score in (run.score_before, run.score)]
     rows = [(name, *map(format_count, row)) for name, row in (*counts.items(), ("total", total))]
-    rows.append(("left", "", format_percent(shares[0], 1), "", format_percent(shares[1], 1)))
+    rows.append(("left", "", shares[0], "", shares[1]))
     rows.append((f"{run.score_name} ({run.score_source})", *scores, "", ""))
     head = ("layer", "parameters", "after", "multiply-adds", "after")
     return TableItem(f"{write_title(run)}, before and after", head, rows)
 
 
-def _pair(before: Counts, after: Counts) -> tuple[int | None, ...]:
-    """Put what was before beside what is after: parameters, then multiply-adds."""
-    return before[0], after[0], before[1], after[1]
+def _divide(after: int | None, before: int | None) -> float | None:
+    return after / before if before and after is not None else None
 
 
 def _speed(run: RunRecord) -> TableItem | None:
