@@ -38,8 +38,7 @@ _TITLES = {
 
 def _make_options() -> type:
     hints = get_type_hints(RunSettings)
-    order = {section: place for place, section in enumerate(_TITLES)}
-    groups = {s: Group(t, sort_key=1 + order[s]) for s, t in _TITLES.items()}
+    groups = {section: Group.create_ordered(title) for section, title in _TITLES.items()}
     fields: list[tuple[str, Any, Any]] = []
     for section, name, item in flat_settings():
         hint = get_type_hints(hints[section])[name] if section else hints[name]
