@@ -157,12 +157,12 @@ def evaluate_command(
         skip_broken: Leave broken images out, naming each, instead of stopping.
         speed: Measure a run's time and memory as well, on the CPU and, if there is one, the GPU.
     """
-    from archlearn.training.checkpoint import is_checkpoint
+    from archlearn.training.checkpoint import LATEST, PREVIOUS
     from archlearn.training.initial_model import check_fit
     from archlearn.training.run_directory import REPORT, read_run_settings
 
     path = _find_compact(target)
-    if is_checkpoint(target):
+    if target.name in (LATEST, PREVIOUS):
         raise SettingsError(
             f"{target} is the checkpoint of a run; to measure the run: archlearn evaluate "
             f"{target.parent}"

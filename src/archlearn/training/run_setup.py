@@ -50,8 +50,7 @@ from archlearn.training.defaults import (
 from archlearn.training.hardware import start_fabric
 from archlearn.training.initial_model import (
     name_start,
-    normalise_as_imagenet,
-    normalise_as_pretrained,
+    normalise,
     start_network,
     start_teacher,
 )
@@ -122,9 +121,7 @@ def load_dataset(settings: RunSettings, progress: DownloadProgress) -> Dataset:
         classes=settings.classes,
         framing=ImageTransform(settings.resize, settings.augment),
     )
-    if settings.normalise == "imagenet":
-        return normalise_as_imagenet(dataset)
-    return normalise_as_pretrained(settings, dataset)
+    return normalise(settings, dataset)
 
 
 def open_session(
