@@ -251,14 +251,14 @@ S = TypeVar("S")
 
 def to_table(settings: object) -> dict[str, Any]:
     """Return settings as nested dictionaries; what is None is left out."""
-    table: dict[str, Any] = {}
-    for item in dataclasses.fields(cast("Any", settings)):
-        value = getattr(settings, item.name)
-        if dataclasses.is_dataclass(value):
-            table[item.name] = to_table(value)
-        elif value is not None:
-            table[item.name] = list(value) if isinstance(value, tuple) else value
-    return table
+    return dataclasses.asdict(
+        cast("Any", settings),
+        dict_factory=lambda items: {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in items
+            if value is not None
+        },
+    )
 
 
 def from_table(kind: type[S], table: Mapping[str, Any], where: str = "") -> S:
