@@ -27,12 +27,12 @@ from archlearn.reporting.formatting import (
 )
 from archlearn.reporting.run_reader import (
     GATES,
-    Epoch,
     JsonTable,
     NetworkState,
     RunRecord,
     read_json_lines,
     read_speed,
+    score_of,
 )
 from archlearn.reporting.series import (
     FigureData,
@@ -242,7 +242,7 @@ def _progress(run: RunRecord) -> Iterator[FigureItem | None]:
     """Yield the figures over epochs; None for what was not measured."""
     name = run.score_name.capitalize()
     yield _over_epochs("score", f"{name}.", "On validation data.", score_lines(run))
-    has_penalty = any(epoch.penalty for epoch in run.epochs)
+    has_penalty = any(epoch.get("penalty") for epoch in run.epochs)
     caption = "The penalty comes on top in training." if has_penalty else "Of the task alone."
     yield _over_epochs("loss", "Loss.", caption, loss_lines(run))
     caption = "Layers that never change are left out."
@@ -278,16 +278,14 @@ def describe_lines(numbers: FigureData) -> str:
     )
 
 
-def _epoch_row(run: RunRecord, epoch: Epoch) -> tuple[str, ...]:
+def _epoch_row(run: RunRecord, epoch: JsonTable) -> tuple[str, ...]:
     return (
-        str(epoch.epoch),
-        format_number(epoch.train_loss),
-        format_number(epoch.validation_loss),
-        format_score(run, epoch.score),
-        format_number(epoch.penalty),
-        format_number(epoch.binarisation_gap),
-        format_count(epoch.parameters),
-        format_duration(epoch.seconds),
+        str(epoch["epoch"]),
+        *(format_number(epoch.get(name)) for name in ("train_loss", "validation_loss")),
+        format_score(run, score_of(epoch)),
+        *(format_number(epoch.get(name)) for name in ("penalty", "binarisation_gap")),
+        format_count(epoch.get("parameters")),
+        format_duration(epoch.get("seconds")),
     )
 
 
@@ -370,9 +368,7 @@ def _facts(run: RunRecord) -> Iterator[tuple[str, str]]:
     summary = run.summary
     if summary.get("data_source"):
         yield "Data from", say(summary["data_source"])
-    seconds = summary.get("seconds")
-    if seconds is None and run.epochs:
-        seconds = run.epochs[-1].seconds
+    seconds = summary.get("seconds", run.epochs[-1].get("seconds") if run.epochs else None)
     if seconds is not None:
         yield "Time", format_duration(seconds)
     for key, name in (("epochs", "Epochs"), ("steps", "Steps"), ("resumed", "Times resumed")):
