@@ -4,7 +4,6 @@ from archlearn.models.caffenet import AlexNet as AlexNet
 from archlearn.models.caffenet import CaffeNet as CaffeNet
 from archlearn.models.cifar_networks import VGG as VGG
 from archlearn.models.cifar_networks import DenseNet as DenseNet
-from archlearn.models.cifar_networks import MobileNetStage as MobileNetStage
 from archlearn.models.cifar_networks import MobileNetV2 as MobileNetV2
 from archlearn.models.cifar_networks import PreActivationResNet as PreActivationResNet
 from archlearn.models.cifar_networks import ResNet as ResNet

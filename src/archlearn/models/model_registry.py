@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -115,7 +115,7 @@ def _mobilenet(asked: NetworkRequest) -> nn.Module:
     return cifar_networks.MobileNetV2(
         asked.images(cifar_networks.CIFAR_SMALLEST_SIDE)[0],
         asked.n_outputs,
-        [replace(stage, width=asked.scale(stage.width)) for stage in stages],
+        [(t, asked.scale(width), n, s) for t, width, n, s in stages],
         asked.scale(cifar_networks.MOBILENET_FIRST),
         asked.scale(cifar_networks.MOBILENET_LAST),
     )

@@ -139,12 +139,11 @@ def _read_safetensors(path: Path) -> dict[str, Any] | None:
             if (handle.metadata() or {}).get("format") == FORMAT:
                 return None
             return {name: read_tensor(handle, name) for name in handle.keys()}  # noqa: SIM118
-    except safetensors.SafetensorError as error:
+    except (FileError, safetensors.SafetensorError) as error:
         raise FileError(
-            f"cannot start from {path}: it is truncated, or not a safetensors file ({error})"
+            f"cannot start from {path}: it is truncated, or not a safetensors file of weights "
+            f"({error})"
         ) from error
-    except FileError as error:
-        raise FileError(f"cannot start from {path}: {error}") from error
 
 
 def _read_state_dict(path: Path) -> dict[str, Any]:
