@@ -172,16 +172,11 @@ def _parse(text: bytes) -> JsonTable:
 
 
 def _read_config(folder: Path) -> JsonTable:
-    if not folder.is_dir():
-        raise InputError(
-            f"cannot report on {str(folder)!r}: there is no such folder; "
-            "give a folder that `archlearn learn --out` has written"
-        )
     if not (folder / CONFIG).is_file():
-        found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
+        what = f"{CONFIG} is missing" if folder.is_dir() else "there is no such folder"
         raise InputError(
-            f"cannot report on {str(folder)!r}: it is not a run's folder, for {CONFIG} is "
-            f"missing (found: {found}); give a folder that `archlearn learn --out` has written"
+            f"cannot report on {str(folder)!r}: {what}; give a folder that `archlearn learn --out` "
+            "has written"
         )
     try:
         return cast("JsonTable", tomllib.loads((folder / CONFIG).read_text("utf-8")))
