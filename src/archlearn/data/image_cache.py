@@ -69,13 +69,17 @@ def decode_all(images: np.ndarray, listing: Listing, reading: ImageReading) -> l
 
     Threads do, for Pillow lets others work while it decodes.
     """
+    from PIL import Image
+
+    Image.init()  # plugins, which threads that begin together would miss
     starts = range(0, len(listing), _CHUNK)
     chunks = [listing[start : start + _CHUNK] for start in starts]
+    parts = [images[start : start + _CHUNK] for start in starts]
     kept: list[int] = []
     with ThreadPoolExecutor() as pool:
-        parts = [images[start : start + _CHUNK] for start in starts]
-        for start, broken in zip(starts, pool.map(_decode_chunk, parts, chunks), strict=True):
-            for place, (path, _) in enumerate(listing[start : start + _CHUNK]):
+        decoded = pool.map(_decode_chunk, parts, chunks)
+        for start, chunk, broken in zip(starts, chunks, decoded, strict=True):
+            for place, (path, _) in enumerate(chunk):
                 if place not in broken:
                     kept.append(start + place)
                 elif reading.skip_broken:
