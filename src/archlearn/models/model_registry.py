@@ -209,8 +209,3 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise InputError(f"{name} returned {type(made).__name__}; it must return an nn.Module")
     return made
-
-
-def reads_tokens(name: str) -> bool:
-    """Return whether a built-in network reads tokens, whole numbers, and not numbers."""
-    return name.partition(":")[0] == "gpt"
