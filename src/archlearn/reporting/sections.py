@@ -39,6 +39,7 @@ from archlearn.reporting.series import (
     budget_lines,
     count_gates,
     depth_lines,
+    divide,
     gap_lines,
     loss_lines,
     parameter_lines,
@@ -171,7 +172,7 @@ def _counted(run: RunRecord) -> tuple[tuple[str, int | None, int | None], ...]:
 
 
 def _cost_row(label: str, before: int | None, after: int | None) -> tuple[str, ...]:
-    share = _divide(after, before)
+    share = divide(after, before)
     return (
         label,
         format_count(before),
@@ -195,17 +196,13 @@ def _by_layer(run: RunRecord) -> TableItem:
         columns = zip(total, zip(*counts.values(), strict=True), strict=True)
         rest = tuple((n or 0) - sum(n or 0 for n in column) for n, column in columns)
         counts |= {"norms and others": rest} if any(rest) else {}
-    shares = [format_percent(_divide(total[n + 1], total[n]), 1) for n in (0, 2)]
+    shares = [format_percent(divide(total[n + 1], total[n]), 1) for n in (0, 2)]
     scores = [format_score(run, score) for score in (run.score_before, run.score)]
     rows = [(name, *map(format_count, row)) for name, row in (*counts.items(), ("total", total))]
     rows.append(("left", "", shares[0], "", shares[1]))
     rows.append((f"{run.score_name} ({run.score_source})", *scores, "", ""))
     head = ("layer", "parameters", "after", "multiply-adds", "after")
     return TableItem(f"{write_title(run)}, before and after", head, rows)
-
-
-def _divide(after: int | None, before: int | None) -> float | None:
-    return after / before if before and after is not None else None
 
 
 def _speed(run: RunRecord) -> TableItem | None:

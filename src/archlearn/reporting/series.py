@@ -136,7 +136,7 @@ def _budget_lines_of(run: RunRecord, name: str) -> Iterator[Series]:
     start = (run.before.costs if name in COSTS else run.epochs[0]).get(name) or 1
 
     def line(label: str, read: Callable[[JsonTable], float | None]) -> Series:
-        return _line(run, label, lambda epoch: _divide(read(epoch), start))
+        return _line(run, label, lambda epoch: divide(read(epoch), start))
 
     words = name.replace("_", "-")
     yield line(words, lambda epoch: epoch.get(name, 0))
@@ -145,8 +145,9 @@ def _budget_lines_of(run: RunRecord, name: str) -> Iterator[Series]:
         yield line(f"{words} in training", lambda epoch: epoch.get("trained", {}).get(name))
 
 
-def _divide(cost: float | None, start: float) -> float | None:
-    return None if cost is None else cost / start
+def divide(cost: float | None, start: float | None) -> float | None:
+    """Return a cost as a part of the start, where both are known."""
+    return cost / start if start and cost is not None else None
 
 
 def price_lines(run: RunRecord) -> FigureData:
@@ -186,7 +187,7 @@ def _width_line(run: RunRecord, name: str) -> Series:
     first, last = run.before.widths[name], run.epochs[-1]
     fate = ", merged" if last["linear"].get(name) else ", left out"
     label = name if name in last["widths"] else name + fate
-    return _line(run, label, lambda epoch: _divide(epoch["widths"].get(name), first))
+    return _line(run, label, lambda epoch: divide(epoch["widths"].get(name), first))
 
 
 def _lines(run: RunRecord, measure: str, scale: AxisScale, lines: tuple[Series, ...]) -> FigureData:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -112,12 +112,13 @@ def read_gates(model: nn.Module) -> tuple[Gates, Gates]:
     Gates that have been cut out are 0, so that an epoch can be set against those before it.
     """
     store = find_store(model)
-    width: Gates = {**(width_gates(model) if store is None else store.whole_width_gates())}
-    width, depth = (
-        {name: gate.detach().reshape(-1).to("cpu", torch.float, copy=True) for name, gate in x}
-        for x in (width.items(), _depth_gates(model).items())
-    )
-    return width, depth
+    width = width_gates(model) if store is None else store.whole_width_gates()
+    return _on_cpu(width), _on_cpu(_depth_gates(model))
+
+
+def _on_cpu(gates: Mapping[str, Tensor]) -> Gates:
+    flat = {name: gate.detach().reshape(-1) for name, gate in gates.items()}
+    return {name: gate.to("cpu", torch.float, copy=True) for name, gate in flat.items()}
 
 
 def _depth_gates(model: nn.Module) -> dict[str, nn.Parameter]:
