@@ -20,7 +20,7 @@ def test_a_finished_run_is_read_whole(tmp_path: Path) -> None:
     assert (run.model, run.data, run.score, run.score_source) == ("lenet", "mnist", 0.9932, "test")
     assert (run.before.architecture, run.after.architecture) == ("20-50-500-10", "11-25-29-10")
     assert dict(run.after.widths) == {"conv1": 11, "conv2": 25, "fc1": 29, "fc2": 10}
-    assert (run.before.parameters, run.after.parameters) == (431080, 19115)
+    assert (run.before.costs["parameters"], run.after.costs["parameters"]) == (431080, 19115)
     assert [epoch["epoch"] for epoch in run.epochs] == list(range(13))
 
 
@@ -88,7 +88,7 @@ def test_a_summary_without_widths_takes_them_from_the_epochs(tmp_path: Path) -> 
     summary["before"] = {"parameters": 431080, "multiply_adds": 2293000}
     (folder / "summary.json").write_text(json.dumps(summary))
     before = read_run(folder).before
-    assert (before.architecture, before.parameters) == ("20-50-500-10", 431080)
+    assert (before.architecture, before.costs["parameters"]) == ("20-50-500-10", 431080)
 
 
 def test_regression_is_scored_by_its_error(tmp_path: Path) -> None:

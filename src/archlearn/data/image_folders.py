@@ -24,8 +24,6 @@ def load_folder(folder: Path, reading: ImageReading) -> Examples:
 
     With `train` and `test` (or `val`) inside, those are the parts; else a fifth is set apart.
     """
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; give the folder that holds one folder a class")
     test_folder = next((folder / n for n in ("test", "val") if (folder / n).is_dir()), None)
     if (folder / "train").is_dir() and test_folder is not None:
         classes = list_classes(folder / "train")

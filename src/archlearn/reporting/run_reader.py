@@ -18,22 +18,15 @@ JsonTable = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkState:
-    """A network at one moment: widths and costs, those of each layer where a run has finished."""
+    """A network at one moment: widths and costs, those of each layer where a run has finished.
+
+    Multiply-adds are those of one example.
+    """
 
     architecture: str
     widths: Mapping[str, int]
     costs: Mapping[str, int | None]
     layers: Mapping[str, tuple[int, int]]
-
-    @property
-    def parameters(self) -> int | None:
-        """The number of its parameters."""
-        return self.costs["parameters"]
-
-    @property
-    def multiply_adds(self) -> int | None:
-        """The multiply-adds of one example."""
-        return self.costs["multiply_adds"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

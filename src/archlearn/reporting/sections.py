@@ -191,7 +191,8 @@ def _by_layer(run: RunRecord) -> TableItem:
         if multiply_adds:
             left = after.layers.get(name, (0, 0))
             counts[name] = (parameters, left[0], multiply_adds, left[1])
-    total = (before.parameters, after.parameters, before.multiply_adds, after.multiply_adds)
+    names = ("parameters", "multiply_adds")
+    total = tuple(end.costs[name] for name in names for end in (before, after))
     if counts:
         columns = zip(total, zip(*counts.values(), strict=True), strict=True)
         rest = tuple((n or 0) - sum(n or 0 for n in column) for n, column in columns)
@@ -210,7 +211,7 @@ def _speed(run: RunRecord) -> TableItem | None:
     rows = read_speed(run.folder)
     if not rows:
         return None
-    counted = format_ratio(run.before.multiply_adds, run.after.multiply_adds)
+    counted = format_ratio(*(end.costs["multiply_adds"] for end in (run.before, run.after)))
     return TableItem(
         f"Time and memory of a forward pass; it has {counted} fewer multiply-adds",
         ("Device and batch", "Before", "After", "Faster", "Memory before", "After"),
