@@ -218,7 +218,8 @@ def _explaining_full_disks(
         numbers |= {number for number in _FULL if f"(os error {number})" in str(error)}
         if not numbers & _FULL:
             raise
-        raise kind(f"the disk is full: {first_line(error)}; {advise()}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise kind(f"the disk is full: {why}; {advise()}") from error
 
 
 def check_writable(path: Path) -> None:
