@@ -48,11 +48,11 @@ def _load(settings: RunSettings, device: torch.device) -> Dataset:
     if settings.limit is not None:
         most = max(settings.limit, _FEWEST_SCORED)
         validation, test = (
-            part.every(max(1, math.ceil(len(part) / most)), 0)
+            part[:: max(1, math.ceil(len(part) / most))]
             for part in (dataset.validation, dataset.test)
         )
         dataset = replace(dataset, validation=validation, test=test)
-    return dataset.to(device) if dataset.train.n_bytes <= _MOST_BYTES_ON_DEVICE else dataset
+    return dataset.to(device) if dataset.train.inputs.nbytes <= _MOST_BYTES_ON_DEVICE else dataset
 
 
 def evaluate_run(work: Run) -> Row:
@@ -77,7 +77,7 @@ def measure_scores(network: nn.Module, dataset: Dataset, objective: Objective) -
     refuse_regression(dataset)
     # Evenly spaced train examples where scoring all would take long.
     n_numbers = len(dataset.train) * math.prod(dataset.input_shape)
-    some = dataset.train.every(1 + (n_numbers - 1) // _MOST_NUMBERS, 0)
+    some = dataset.train[:: 1 + (n_numbers - 1) // _MOST_NUMBERS]
     train = evaluate(network, some, objective)
     aside = dataset.validation
     validation = evaluate(network, aside, objective) if len(aside) else None

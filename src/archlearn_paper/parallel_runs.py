@@ -244,7 +244,7 @@ def _summarise(active: _ActiveRun, last: Session, seconds: float) -> Outcome:
         epochs=session.n_epochs,
         seconds=round(seconds, 3),
         history=_describe_gates(active),
-        **measure_scores(last.work.model, session.dataset, session.objective),
+        **measure_scores(last.work.model, session.dataset, session.work.objective),
         **measure_sizes(small, session.example),
     )
     return Outcome(row=row, model=small)

@@ -87,7 +87,7 @@ def test_a_closed_channel_of_a_stream_has_the_gradient_that_opening_it_would_use
 
 def test_linear_bottlenecks_of_mobilenet_are_learnt() -> None:
     torch.manual_seed(0)
-    stages = (al.models.MobileNetStage(1, 5, 1, 1), al.models.MobileNetStage(2, 8, 2, 2))
+    stages = ((1, 5, 1, 1), (2, 8, 2, 2))
     net = al.models.MobileNetV2(n_outputs=4, stages=stages, first=6, last=10)
     learnt = set(al.width_gates(al.add_gates(net, torch.randn(1, 3, 8, 8))))
     assert {"features.3.layers.3", "features.4.layers.6"} <= learnt

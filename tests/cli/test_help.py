@@ -68,7 +68,7 @@ def test_help_imports_neither_torch_nor_the_like(arguments: list[str], tmp_path:
         ("learn --data digits --model mlp --out /proc/a", "choose another --out"),
         ("learn --data digits --model mlp --out /etc/passwd", "choose another --out"),
         ("learn --data digits --model mlp --out /etc/passwd/a", "choose another --out"),
-        ("report", "say which runs"),
+        ("report", "a report of no runs"),
         ("evaluate small.safetensors", "--data mnist"),
     ],
 )

@@ -11,7 +11,9 @@ from tests.run_files import CONFIG, LATEST
 
 def test_settings_that_are_not_utf_8_are_named(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_bytes('data = "digits"  # \u00e9'.encode("latin-1"))
-    assert_refused("learn --config run.toml --out a", "run.toml are not UTF-8", tmp_path)
+    assert_refused(
+        "learn --config run.toml --out a", "run.toml is not TOML, which is UTF-8", tmp_path
+    )
 
 
 def test_a_run_whose_position_is_nested_very_deep_is_refused(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_networks_that_cannot_be_trained_are_refused(
     ("name", "answer"),
     [
         ("one", "has 1 train examples, and none is left when 1 of them are set apart"),
-        ("stray", "go up to 1000000000; classes are counted from 0 without gaps"),
+        ("stray", "to 1000000000; classes are counted from 0 without gaps"),
         ("arrays", "returned ((ndarray, ndarray), (ndarray, ndarray)); return two pairs of tens"),
         ("imaginary", "the train inputs of 'wrong_inputs:imaginary' are complex"),
     ],

@@ -33,9 +33,7 @@ CASES: dict[str, Case] = {
     "preresnet": (lambda: al.models.PreActivationResNet(2, 3, 5, (4, 6, 8)), images(8)),
     "vgg": (lambda: al.models.VGG(3, 5, [[4, 5], [6], [7]]), images(8)),
     "mobilenet": (
-        lambda: al.models.MobileNetV2(
-            3, 5, [al.models.MobileNetStage(1, 3, 1, 1), al.models.MobileNetStage(2, 4, 2, 2)], 4, 9
-        ),
+        lambda: al.models.MobileNetV2(3, 5, [(1, 3, 1, 1), (2, 4, 2, 2)], 4, 9),
         images(8),
     ),
     "densenet": (lambda: al.models.DenseNet(2, 3, 5, 3, 4), images(8)),

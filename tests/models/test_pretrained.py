@@ -4,6 +4,7 @@ import pickle
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models import AlexNet, CaffeNet, CaffeNetSizes, build_network
+from archlearn.models import AlexNet, CaffeNet, build_network
 from archlearn.models.caffe_import import read_caffemodel
 from archlearn.models.pretrained import Pretrained, from_caffe, read_pretrained, with_weights
 from benchmarks.hostile_files import build_safetensors
@@ -29,12 +30,12 @@ from tests.models.caffe_files import (
     varint,
 )
 
-SMALL = CaffeNetSizes(side=67, n_outputs=5, factor=1 / 48)
+SMALL: dict[str, Any] = {"side": 67, "n_outputs": 5, "factor": 1 / 48}
 
 
 def caffenet(seed: int) -> CaffeNet:
     torch.manual_seed(seed)
-    net = CaffeNet(SMALL).eval()
+    net = CaffeNet(**SMALL).eval()
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.1)
     return net
@@ -52,7 +53,7 @@ def test_network_written_as_caffe_does_computes_the_same(tmp_path: Path, form: F
     path = write(tmp_path / "net.caffemodel", network(layers, form))
     read = read_pretrained(path)
     assert isinstance(read, Pretrained)
-    made = with_weights(caffenet(1), read, SMALL.n_outputs)
+    made = with_weights(caffenet(1), read, 5)
     raw = torch.randint(0, 256, (2, 3, 67, 67), dtype=torch.uint8)
     assert read.mean is not None
     assert read.std is not None
@@ -201,7 +202,7 @@ def test_foreign_and_missing_files_are_refused(tmp_path: Path, name: str) -> Non
 def test_another_number_of_classes_leaves_the_last_layer_fresh(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    fresh = CaffeNet(CaffeNetSizes(side=67, n_outputs=9, factor=1 / 48))
+    fresh = CaffeNet(side=67, n_outputs=9, factor=1 / 48)
     made = with_weights(fresh, Pretrained(state=caffenet(0).state_dict()), 9)
     assert torch.equal(made.fc8.weight, fresh.fc8.weight)
     assert torch.equal(made.fc7.weight, caffenet(0).fc7.weight)
@@ -210,10 +211,14 @@ def test_another_number_of_classes_leaves_the_last_layer_fresh(
 
 def test_weights_of_another_network_are_refused() -> None:
     state = caffenet(0).state_dict()
-    with pytest.raises(al.InputError, match=r"the file lacks .*names differ.*--model caffenet"):
+    with pytest.raises(
+        al.InputError, match=r"Missing key.*\"features.*Unexpected key.*--model caff"
+    ):
         with_weights(AlexNet(), Pretrained(state=state), 1000)
-    wider = CaffeNet(CaffeNetSizes(side=67, n_outputs=5, factor=1 / 24))
-    with pytest.raises(al.InputError, match=r"'conv1.weight' has the shape \(2, 3, 11, 11\)"):
+    wider = CaffeNet(side=67, n_outputs=5, factor=1 / 24)
+    with pytest.raises(
+        al.InputError, match=r"conv1.weight: .* shape torch.Size\(\[2, 3, 11, 11\]\)"
+    ):
         with_weights(wider, Pretrained(state=state), 5)
 
 
@@ -226,15 +231,16 @@ def test_weights_without_counters_of_batches_fit(tmp_path: Path) -> None:
     made = with_weights(build_network("resnet20:0.25", (3, 8, 8), 10), read, 10)
     assert torch.equal(made.get_parameter("layer3.2.conv2.weight"), state["layer3.2.conv2.weight"])
     del state["bn1.running_var"]
-    with pytest.raises(al.InputError, match=r"the file lacks 'bn1.running_var' \(1 names differ\)"):
+    with pytest.raises(al.InputError, match=r'Missing key.*: "bn1.running_var"\. \(choose'):
         with_weights(net, Pretrained(state=state), 10)
 
 
-def test_values_that_are_not_packed_are_refused(tmp_path: Path) -> None:
-    body = network({"fc": [torch.randn(4, 3)]}, "new", packed=False)
-    path = write(tmp_path / "net.caffemodel", body)
-    with pytest.raises(al.FileError, match=r"'fc' has the shape \[4, 3\] but 0 values"):
-        read_caffemodel(path)
+def test_values_that_are_not_packed_are_read(tmp_path: Path) -> None:
+    weight = torch.randn(4, 3)
+    body = network({"fc": [weight]}, "new", packed=False)
+    read = read_pretrained(write(tmp_path / "net.caffemodel", body))
+    assert isinstance(read, Pretrained)
+    assert torch.equal(read.state["fc.weight"], weight)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +249,7 @@ def test_values_that_are_not_packed_are_refused(tmp_path: Path) -> None:
         (number(9, 0) * 250_001, r"250,001 fields, more than the 250,000 .*\(MAX_FIELDS"),
         (
             layer("a", [content(7, content(1, b"\1" * 1000))], "new"),
-            "its field 1 has more than 8 numbers",
+            "a field has more than 8 numbers",
         ),
     ],
 )
@@ -281,7 +287,7 @@ def test_what_training_scripts_save_fits(tmp_path: Path, key: str | None, prefix
     torch.save(whole, tmp_path / "a.ckpt")
     read = read_pretrained(tmp_path / "a.ckpt")
     assert isinstance(read, Pretrained)
-    made = with_weights(caffenet(1), read, SMALL.n_outputs)
+    made = with_weights(caffenet(1), read, 5)
     assert torch.equal(made.fc8.weight, net.fc8.weight)
 
 
@@ -301,9 +307,6 @@ def test_a_network_whose_parts_are_all_in_one_attribute_keeps_its_names(tmp_path
 
 def test_missing_and_unexpected_names_are_told() -> None:
     state = {"weight": torch.ones(2, 2), **{f"more{i}": torch.ones(1) for i in range(7)}}
-    message = (
-        r"the file lacks 'bias' and has besides 'more0', 'more1', 'more2', 'more3', 'more4' and 2 "
-        r"more \(8 names differ\)"
-    )
+    message = r'Missing key\(s\) in state_dict: "bias"\. Unexpected key.*: "more0", "more1"'
     with pytest.raises(al.InputError, match=message):
         with_weights(nn.Linear(2, 2), Pretrained(state=state), 2)

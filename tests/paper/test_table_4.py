@@ -11,7 +11,7 @@ from PIL import Image
 
 import archlearn as al
 from archlearn import SettingsError
-from archlearn.models.caffenet import CaffeNet, CaffeNetSizes
+from archlearn.models.caffenet import CaffeNet
 from archlearn_paper.experiment import FULL, QUICK, Check, Row
 from archlearn_paper.experiments import find_experiment, table_4
 from archlearn_paper.experiments.table_4 import SHARES, CaseStudy, RelaxDropout
@@ -56,7 +56,7 @@ def test_budgets_are_what_must_be_shown() -> None:
 
 
 def test_rates_of_dropout_fall_with_the_root_of_the_connections_left() -> None:
-    net = CaffeNet(CaffeNetSizes(side=67, n_outputs=5, factor=1 / 16))
+    net = CaffeNet(side=67, n_outputs=5, factor=1 / 16)
     model = al.add_gates(net, torch.zeros(2, 3, 67, 67), learn={"fc*": al.Learn.WIDTH})
     with torch.no_grad():
         al.width_gates(model)["fc6"][:64] = 0.0

@@ -4,6 +4,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import archlearn as al
 from archlearn import RunInterruptedError
 from archlearn.cli.display import describe_run_start
 from archlearn.data import no_progress
-from archlearn.models import CaffeNet, CaffeNetSizes
+from archlearn.models import CaffeNet
 from archlearn.training import (
     Audience,
     GateSettings,
@@ -33,13 +34,13 @@ from archlearn.training import (
 from tests.models.caffe_files import as_caffe_has_them, network
 from tests.run_files import COMPACT, LATEST
 
-SIZES = CaffeNetSizes(side=67, n_outputs=3, factor=1 / 48)
+SIZES: dict[str, Any] = {"side": 67, "n_outputs": 3, "factor": 1 / 48}
 MODEL = f"caffenet:{1 / 48}"
 
 
 def pretrained() -> CaffeNet:
     torch.manual_seed(5)
-    net = CaffeNet(SIZES).eval()
+    net = CaffeNet(**SIZES).eval()
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.1)
     return net
@@ -155,7 +156,7 @@ def test_a_run_ends_although_the_file_it_started_from_is_gone(photos: Path, tmp_
 
 
 def test_network_for_other_data_is_refused(photos: Path, tmp_path: Path) -> None:
-    al.save(CaffeNet(replace(SIZES, n_outputs=7)), tmp_path / "seven.safetensors")
+    al.save(CaffeNet(**SIZES | {"n_outputs": 7}), tmp_path / "seven.safetensors")
     with pytest.raises(
         al.InputError, match=r"gives \(2, 7\) for two examples, but .* has 3 outputs"
     ):

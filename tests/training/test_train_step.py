@@ -15,7 +15,6 @@ from archlearn.training.checkpoint import collect_tensors, order_of_epoch
 from archlearn.training.cuda_graph import DeviceStep, _give_back, _state, largest_divisor
 from archlearn.training.defaults import Schedule
 from archlearn.training.train_step import (
-    GradientLimits,
     clip_gradients_,
     cut_evenly,
     make_optimisers,
@@ -186,14 +185,15 @@ def make_parameter(*gradient: float) -> nn.Parameter:
     return parameter
 
 
-def limit(weights: list[nn.Parameter], gate: nn.Parameter, limits: GradientLimits) -> None:
-    clip_gradients_((torch.optim.SGD(weights, lr=1.0), torch.optim.SGD([gate], lr=1.0)), limits)
+def limit(weights: list[nn.Parameter], gate: nn.Parameter, *limits: float | None) -> None:
+    optimisers = torch.optim.SGD(weights, lr=1.0), torch.optim.SGD([gate], lr=1.0)
+    clip_gradients_(optimisers, *limits)
 
 
 def test_weights_are_scaled_together_and_gates_cut_one_by_one() -> None:
     weights = [make_parameter(3.0, 0.0), make_parameter(0.0, 4.0)]
     gate = make_parameter(-3.0, 0.5)
-    limit(weights, gate, GradientLimits(norm=1.0, gate=2.0))
+    limit(weights, gate, 1.0, 2.0)
     values = [value for weight in weights for value in weight.grad.tolist()]  # pyright: ignore
     assert values == pytest.approx([0.6, 0.0, 0.0, 0.8], rel=1e-5)
     assert gate.grad.tolist() == [-2.0, 0.5]  # pyright: ignore
@@ -201,8 +201,8 @@ def test_weights_are_scaled_together_and_gates_cut_one_by_one() -> None:
 
 def test_small_gradients_and_no_limits_change_nothing() -> None:
     weights, gate = [make_parameter(3.0, 4.0)], make_parameter(9.0)
-    limit(weights, gate, GradientLimits(norm=5.1, gate=None))
-    limit(weights, gate, GradientLimits(norm=None, gate=10.0))
+    limit(weights, gate, 5.1, None)
+    limit(weights, gate, None, 10.0)
     assert weights[0].grad.tolist() == [3.0, 4.0]  # pyright: ignore
     assert gate.grad.tolist() == [9.0]  # pyright: ignore
 

@@ -31,24 +31,19 @@ def show_downloads() -> Generator[DownloadProgress]:
 
     def show(what: str, done: int, total: int | None) -> None:
         if what not in tasks:
-            bars.start()
             tasks[what] = bars.add_task(what, total=total)
+            if console.is_terminal:
+                bars.start()
+            elif what != "images":
+                sys.stderr.write(f"fetching {what}\n")
         bars.update(tasks[what], completed=done, total=total)
         if bars.finished:
-            bars.stop()
-
-    said = {"images"}
-
-    def say(what: str, _: int, __: int | None) -> None:
-        if what not in said:
-            said.add(what)
-            sys.stderr.write(f"fetching {what}\n")
+            bars.live.stop()
 
     try:
-        yield show if console.is_terminal else say
+        yield show
     finally:
-        if tasks:
-            bars.stop()
+        bars.live.stop()
 
 
 _LONGEST_LINE = 160

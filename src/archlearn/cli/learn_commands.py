@@ -38,8 +38,7 @@ _TITLES = {
 
 def _make_options() -> type:
     hints = get_type_hints(RunSettings)
-    order = {section: place for place, section in enumerate(_TITLES)}
-    groups = {s: Group(t, sort_key=1 + order[s]) for s, t in _TITLES.items()}
+    groups = {section: Group.create_ordered(title) for section, title in _TITLES.items()}
     fields: list[tuple[str, Any, Any]] = []
     for section, name, item in flat_settings():
         hint = get_type_hints(hints[section])[name] if section else hints[name]
@@ -180,13 +179,9 @@ def report(*runs: Path, out: Path | None = None) -> None:
         runs: Folders of runs.
         out: The file. [default: report.html, of one run in its folder, of several here]
     """
-    from archlearn.training.run_directory import REPORT
-
-    if not runs:
-        raise SettingsError("say which runs: archlearn report runs/a runs/b")
     from archlearn.reporting import write_report
     from archlearn.reporting.run_reader import explaining_odd_files, read_run
-    from archlearn.training.run_directory import writing
+    from archlearn.training.run_directory import REPORT, writing
 
     with explaining_odd_files(runs):
         for run in runs:  # refused before a folder is made

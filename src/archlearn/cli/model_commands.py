@@ -46,9 +46,6 @@ def inspect_command(
         outputs: Number of classes, or of numbers to predict.
         skip_broken: Leave broken images out, naming each, instead of stopping.
     """
-    import torch
-
-    from archlearn.models.model_registry import reads_tokens
     from archlearn.training.initial_model import run_once
     from archlearn.training.objectives import in_format_of
     from archlearn.training.run_directory import read_run_settings
@@ -60,13 +57,13 @@ def inspect_command(
     elif data is not None:
         examples = al.data.load_examples(data, skip_broken=skip_broken)
         dataset = al.data.build_dataset(examples, validation_share=0.1)
-    sizes, n_outputs = parse_shape(shape), outputs
-    example = torch.zeros(2, *sizes, dtype=torch.long if reads_tokens(model) else None)
     if dataset is not None:
-        sizes, n_outputs = dataset.input_shape, dataset.n_outputs
-        example = al.training.objective_of(dataset).inputs(dataset.train.inputs[:2])
-    network = al.models.build_network(model, sizes, n_outputs)
-    example = in_format_of(network, example)
+        network = al.models.build_network(model, dataset.input_shape, dataset.n_outputs)
+        inputs = al.training.objective_of(dataset).inputs(dataset.train.inputs[:2])
+        example = in_format_of(network, inputs)
+    else:
+        network = al.models.build_network(model, parse_shape(shape), outputs)
+        example = _make_example(network, parse_shape(shape))
     try:
         run_once(network, example, model)
     except InputError as error:
@@ -124,10 +121,7 @@ def compact_command(
         small = al.compact(revived.model, chosen)
         al.save(small, target)
     n_rows = len(revived.example)  # costs are said of one example, as everywhere
-    before, after = (
-        replace(costs, multiply_adds=costs.multiply_adds // n_rows)
-        for costs in (chosen.before, chosen.after)
-    )
+    before, after = (each.for_one_example(n_rows) for each in (chosen.before, chosen.after))
     said = replace(chosen, before=before, after=after)
     sys.stdout.write(f"{said}\n{small.certificate}\n{target}\n")
 
@@ -160,12 +154,12 @@ def evaluate_command(
         skip_broken: Leave broken images out, naming each, instead of stopping.
         speed: Measure a run's time and memory as well, on the CPU and, if there is one, the GPU.
     """
-    from archlearn.training.checkpoint import is_checkpoint
+    from archlearn.training.checkpoint import LATEST, PREVIOUS
     from archlearn.training.initial_model import check_fit
     from archlearn.training.run_directory import REPORT, read_run_settings
 
     path = _find_compact(target)
-    if is_checkpoint(target):
+    if target.name in (LATEST, PREVIOUS):
         raise SettingsError(
             f"{target} is the checkpoint of a run; to measure the run: archlearn evaluate "
             f"{target.parent}"
@@ -320,9 +314,11 @@ def _make_example(network: "nn.Module", shape: tuple[int, ...]) -> "Tensor":
     import torch
     from torch import nn
 
+    from archlearn.training.objectives import in_format_of
+
     reads_tokens = any(isinstance(module, nn.Embedding) for module in network.modules())
-    reference = next(network.parameters())
-    return torch.zeros(2, *shape, dtype=torch.long if reads_tokens else reference.dtype)
+    example = torch.zeros(2, *shape, dtype=torch.long if reads_tokens else None)
+    return in_format_of(network, example)
 
 
 DATA_EXAMPLES = """Examples:

@@ -12,7 +12,6 @@ from typing import Any
 import archlearn as al
 from archlearn.cli.display import make_display, show_downloads
 from archlearn.errors import RunStoppedError
-from archlearn.training.callbacks import CallbackList, EpochLogger
 from archlearn.training.run import Audience, learn, resume
 from archlearn.training.run_directory import (
     COMPACT,
@@ -44,11 +43,7 @@ def _watch(
     command = shlex.join(["archlearn", *sys.argv[1:]])
     try:
         with make_display() as display, show_downloads() as progress:
-            observers = [display]
-            if settings.record.logger is not None and is_first:
-                observers.append(EpochLogger(settings.record.logger))
-            observer = CallbackList(observers)
-            summary = run(Audience(observer=observer, progress=progress, command=command))
+            summary = run(Audience(observer=display, progress=progress, command=command))
     except BrokenPipeError as error:
         raise RunStoppedError(
             f"nobody reads the output any more; write it into a file, and {resume_hint(folder)}"

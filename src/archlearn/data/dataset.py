@@ -38,29 +38,14 @@ class Split:
         """Return the number of examples."""
         return len(self.targets)
 
-    @property
-    def n_bytes(self) -> int:
-        """Return the size of the inputs."""
-        return self.inputs.numel() * self.inputs.element_size()
-
-    def take(self, indices: Tensor) -> "Split":
-        """Return the examples at the given places."""
-        return Split(self.inputs[indices], self.targets[indices])
+    def __getitem__(self, places: slice | Tensor) -> "Split":
+        """Return some of the examples; those of a slice are not copied, and as mixed as these."""
+        is_slice = isinstance(places, slice)
+        return Split(self.inputs[places], self.targets[places], self.mixed and is_slice)
 
     def to(self, device: torch.device) -> "Split":
         """Return the same examples on a device."""
         return Split(self.inputs.to(device), self.targets.to(device), self.mixed)
-
-    def every(self, step: int, first: int) -> "Split":
-        """Return each so-manieth example, from the first one on; nothing is copied."""
-        return Split(self.inputs[first::step], self.targets[first::step], self.mixed)
-
-    def cut(self, place: int) -> tuple["Split", "Split"]:
-        """Return the examples before a place and those from it on; nothing is copied."""
-        return (
-            Split(self.inputs[:place], self.targets[:place], self.mixed),
-            Split(self.inputs[place:], self.targets[place:], self.mixed),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,10 +111,9 @@ def carve_test(examples: Split, share: float) -> tuple[Split, Split]:
 def _carve(examples: Split, n_apart: int, seed: int) -> tuple[Split, Split]:
     """Return what is left and the examples set apart: drawn, or the first of a mixed split."""
     if examples.mixed:
-        apart, rest = examples.cut(n_apart)
-        return rest, apart
+        return examples[n_apart:], examples[:n_apart]
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))
-    return examples.take(order[n_apart:]), examples.take(order[:n_apart])
+    return examples[order[n_apart:]], examples[order[:n_apart]]
 
 
 def measure_channels(inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,24 +169,15 @@ def check_split(split: Split, part: str, name: str) -> None:
 def check_classes(split: Split, part: str, name: str) -> None:
     """Refuse targets that are no classes, which are counted from 0, one for each example."""
     targets = split.targets
-    if targets.is_floating_point():
+    if targets.is_floating_point() or targets.ndim != 1:
         raise DataError(
-            f"the targets of {name!r} are floating-point numbers, but the task is "
-            'classification; give integer classes, or set task = "regression"'
+            f"the {part} targets of {name!r} are {targets.dtype} of shape {tuple(targets.shape)}; "
+            'give one whole number for each example, its class, or set task = "regression"'
         )
-    if targets.ndim != 1:
+    lowest, highest = int(targets.min()), int(targets.max())
+    if lowest < 0 or highest >= MOST_CLASSES:
         raise DataError(
-            f"the {part} targets of {name!r} have shape {tuple(targets.shape)}; give one class for "
-            "each example, or floating-point numbers for a regression"
-        )
-    if targets.min() < 0:
-        raise DataError(
-            f"the {part} targets of {name!r} go down to {int(targets.min())}; classes are counted "
-            "from 0"
-        )
-    if targets.max() >= MOST_CLASSES:
-        raise DataError(
-            f"the {part} targets of {name!r} go up to {int(targets.max())}; classes are counted "
+            f"the {part} targets of {name!r} go from {lowest} to {highest}; classes are counted "
             f"from 0 without gaps, and there may be {MOST_CLASSES:,} of them"
         )
 
@@ -280,7 +255,7 @@ def build_dataset(
     if limit is not None and limit < len(train):
         drawn = torch.randperm(len(train), generator=torch.Generator().manual_seed(limit))
         few = drawn[:limit].sort().values
-        train = train.cut(limit)[0] if train.mixed else train.take(few)
+        train = train[:limit] if train.mixed else train[few]
     if len(train) == 0:
         raise DataError(
             f"{examples.name!r} has {len(examples.train)} train examples, and none is left when "
@@ -328,7 +303,7 @@ def _keep_classes(examples: Examples, classes: int) -> Examples:
             f"the first {classes} classes of {examples.name!r} were asked for, but it has "
             f"{n_classes}; choose 2 to {n_classes} classes"
         )
-    return examples.change_parts(lambda part: part.take(part.targets < classes))
+    return examples.change_parts(lambda part: part[part.targets < classes])
 
 
 def _check(examples: Examples) -> None:

@@ -8,17 +8,16 @@ from torch import Tensor
 
 from archlearn.data.dataset import Examples, Split, Task
 from archlearn.data.file_cache import DownloadProgress, no_progress
-from archlearn.data.image_cache import ImageReading
+from archlearn.data.image_cache import IMAGE_SIDE, ImageReading
 from archlearn.data.image_folders import load_folder, load_tiny_imagenet
 from archlearn.data.standard_datasets import (
-    FASHION_MNIST,
-    MNIST,
     WINDOW_LENGTH,
     examples_of_idx,
     load_cifar,
     load_diabetes,
     load_digits,
-    load_idx_source,
+    load_fashion_mnist,
+    load_mnist,
     load_text,
     read_idx_folder,
 )
@@ -65,7 +64,7 @@ def load_examples(
     kind, _, rest = name.partition(":")
     if name == "mnist":
         try:
-            return load_idx_source(MNIST, progress)
+            return load_mnist(progress)
         except DataError as error:
             logger.warning(
                 "MNIST could not be had, so scikit-learn's 1,797 digits stand in for it, enlarged "
@@ -74,7 +73,7 @@ def load_examples(
             )
             return load_digits(MNIST_SIDE)
     if name == "fashion-mnist":
-        return load_idx_source(FASHION_MNIST, progress)
+        return load_fashion_mnist(progress)
     if name == "cifar-10":
         return load_cifar(progress)
     if name == "diabetes":
@@ -88,21 +87,20 @@ def load_examples(
         contents = read_idx_folder(folder)
         return examples_of_idx(contents, name=folder.name, source=f"folder {folder}")
     if kind in IMAGE_LAYOUTS and rest:
-        path, side = _path_and_number(rest)
+        path, side = _path_and_number(rest, IMAGE_SIDE)
         reading = ImageReading(progress=progress, skip_broken=skip_broken, side=side)
         return IMAGE_LAYOUTS[kind](path, reading)
     if kind == "tiny-shakespeare" and rest:
-        path, length = _path_and_number(rest)
-        return load_text(path, length or WINDOW_LENGTH)
+        return load_text(*_path_and_number(rest, WINDOW_LENGTH))
     return _from_user(name)
 
 
-def _path_and_number(rest: str) -> tuple[Path, int | None]:
-    """Return the two parts of `PATH:NUMBER`, or of a path alone."""
+def _path_and_number(rest: str, default: int) -> tuple[Path, int]:
+    """Return the two parts of `PATH:NUMBER`, or a path alone and the default."""
     path, colon, number = rest.rpartition(":")
     if colon and number.isdigit() and int(number) > 0:
         return Path(path).expanduser(), int(number)
-    return Path(rest).expanduser(), None
+    return Path(rest).expanduser(), default
 
 
 def _name_types(made: object) -> str:

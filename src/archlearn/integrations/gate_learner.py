@@ -1,4 +1,4 @@
-"""`GateLearner`: what the callbacks of all trainers do at the start, at a step and at the end."""
+"""`GateLearner`: what the callbacks of all trainers have and do, at the start, a step, the end."""
 
 import logging
 from collections import OrderedDict
@@ -56,13 +56,13 @@ class GateLearner:
             raise InputError("the gates have no optimiser yet: training has not begun")
         return self._gates
 
-    def prepare(self, model: nn.Module) -> None:
+    def _prepare(self, model: nn.Module) -> None:
         """Let the checkpoint of a model that has shrunk be loaded into this one."""
         handle = model.register_load_state_dict_pre_hook(_cut_alike)
         hooks = cast(OrderedDict[int, Any], model._load_state_dict_pre_hooks)
         hooks.move_to_end(handle.id, last=False)  # in front of the one that refuses it
 
-    def start(self, model: nn.Module, total_steps: float) -> None:
+    def _start(self, model: nn.Module, total_steps: float) -> None:
         """Make the optimiser of a model's gates, or go on with what a checkpoint held."""
         if not 0 < total_steps < float("inf"):
             raise InputError(
@@ -75,13 +75,13 @@ class GateLearner:
             self._gates.load_state_dict(self._state)
             self._state = None
 
-    def step(self) -> None:
+    def _step(self) -> None:
         """Let the gates learn from their gradients, and leave none of these to others."""
         gates = cast(Optimizer, self.gates)
         gates.step()
         gates.zero_grad(set_to_none=True)
 
-    def shrink(self, optimizers: Iterable[Any], copies: Iterable[nn.Module] = ()) -> None:
+    def _shrink(self, optimizers: Iterable[Any], copies: Iterable[nn.Module] = ()) -> None:
         """Cut out what is closed for good, where that pays and the optimisers can follow."""
         if self._shrinks and self._gated is not None:
             try_shrink_(self._gated, *optimizers, gates=self.gates, copies=copies)
@@ -90,11 +90,11 @@ class GateLearner:
         """Return what a checkpoint must hold beside the model."""
         return {} if self._gates is None else self._gates.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember what a checkpoint held until the run starts."""
-        self._state = state or None
+        self._state = state_dict or None
 
-    def finish(self, *, is_main_process: bool) -> None:
+    def _finish(self, *, is_main_process: bool) -> None:
         """Cut to the budget where a run ends early; write the compact model if that was asked."""
         if not self.gates.param_groups[0]["frozen"]:
             logger.warning(

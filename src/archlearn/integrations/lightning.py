@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from archlearn.errors import InputError
 from archlearn.integrations.gate_learner import GateLearner
-from archlearn.optim.gate_optimizer import GateOptimizer
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -24,7 +22,7 @@ else:
             ) from error
 
 
-class LightningGateCallback(Callback):
+class LightningGateCallback(GateLearner, Callback):
     """Steps a `GateOptimizer` in front of each step of the module's own optimiser.
 
     The module holds a model from `add_gates`, anywhere; its optimiser may be given all parameters.
@@ -44,22 +42,12 @@ class LightningGateCallback(Callback):
             options: Those of `GateOptimizer`, such as `budget={"multiply_adds": "50%"}`; the number
                 of steps is the trainer's.
         """
-        super().__init__()
-        self._learner = GateLearner(save_to, options, shrinks=shrink)
-
-    @property
-    def gates(self) -> GateOptimizer:
-        """The optimiser of the gates, once training has begun."""
-        return self._learner.gates
-
-    def compact(self) -> nn.Module:
-        """Return the compact model: the part of the module that has gates, without them."""
-        return self._learner.compact()
+        super().__init__(save_to, options, shrinks=shrink)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare for a checkpoint of a model that has shrunk."""
         if stage == "fit":
-            self._learner.prepare(pl_module)
+            self._prepare(pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the optimiser of the gates."""
@@ -68,13 +56,13 @@ class LightningGateCallback(Callback):
                 f"{type(pl_module).__name__} optimises by hand; make an archlearn.GateOptimizer "
                 "there, and call its step() and zero_grad() behind manual_backward()"
             )
-        self._learner.start(pl_module, trainer.estimated_stepping_batches)
+        self._start(pl_module, trainer.estimated_stepping_batches)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Any
     ) -> None:
         """Step the gates."""
-        self._learner.step()
+        self._step()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -83,20 +71,12 @@ class LightningGateCallback(Callback):
         callbacks: list[Any] = vars(trainer)["callbacks"]
         held = [value for each in callbacks for value in vars(each).values()]
         copies = [value for value in held if isinstance(value, AveragedModel)]
-        self._learner.shrink(trainer.optimizers, copies)
+        self._shrink(trainer.optimizers, copies)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log what the network would cost, compacted now."""
-        pl_module.log_dict(self._learner.gates.costs(), rank_zero_only=True)
+        pl_module.log_dict(self.gates.costs(), rank_zero_only=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Cut to the budget if training ended early, and write the compact model."""
-        self._learner.finish(is_main_process=trainer.is_global_zero)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the gates' optimiser."""
-        return self._learner.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the state of the gates' optimiser."""
-        self._learner.load_state_dict(state_dict)
+        self._finish(is_main_process=trainer.is_global_zero)

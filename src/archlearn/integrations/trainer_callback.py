@@ -11,7 +11,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from archlearn.errors import InputError
 from archlearn.export.pretrained_folder import save_pretrained
 from archlearn.integrations.gate_learner import GateLearner
-from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.serialization import save
 
 logger = logging.getLogger(__name__)
@@ -19,7 +18,7 @@ logger = logging.getLogger(__name__)
 _GATES_FILE = "archlearn_gates.pt"
 
 
-class TrainerGateCallback(TrainerCallback):
+class TrainerGateCallback(GateLearner, TrainerCallback):
     """Steps a `GateOptimizer` in front of each step of the trainer's own optimiser.
 
     The trainer's model comes from `add_gates`; labels belong into its example inputs, and its
@@ -49,23 +48,14 @@ class TrainerGateCallback(TrainerCallback):
             options: Those of `GateOptimizer`, such as `budget={"multiply_adds": "50%"}`; the number
                 of steps is the trainer's.
         """
-        self._learner = GateLearner(save_to, options, shrinks=shrink, write=_write)
+        super().__init__(save_to, options, shrinks=shrink, write=_write)
         self._resume_from = resume_from
-
-    @property
-    def gates(self) -> GateOptimizer:
-        """The optimiser of the gates, once training has begun."""
-        return self._learner.gates
-
-    def compact(self) -> nn.Module:
-        """Return the compact model, of the class that the trainer's model had."""
-        return self._learner.compact()
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Prepare for a checkpoint of a model that has shrunk."""
-        self._learner.prepare(kwargs["model"])
+        self._prepare(kwargs["model"])
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -78,33 +68,33 @@ class TrainerGateCallback(TrainerCallback):
             )
         if state.global_step > 0:
             folder = self._resume_from or _folder_of(args, state)
-            self._learner.load_state_dict(_read(Path(folder) / _GATES_FILE))
-        self._learner.start(kwargs["model"], state.max_steps)
+            self.load_state_dict(_read(Path(folder) / _GATES_FILE))
+        self._start(kwargs["model"], state.max_steps)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Step the gates."""
-        self._learner.step()
+        self._step()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Cut out what is closed for good, where that pays."""
-        self._learner.shrink([kwargs["optimizer"]])
+        self._shrink([kwargs["optimizer"]])
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Add the state of the gates' optimiser to a checkpoint."""
         if state.is_world_process_zero:
-            torch.save(self._learner.state_dict(), _folder_of(args, state) / _GATES_FILE)
+            torch.save(self.state_dict(), _folder_of(args, state) / _GATES_FILE)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Cut to the budget if training ended early, and write the compact model."""
-        self._learner.finish(is_main_process=state.is_world_process_zero)
+        self._finish(is_main_process=state.is_world_process_zero)
 
 
 def _write(model: nn.Module, path: Path) -> None:

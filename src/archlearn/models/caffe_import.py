@@ -4,14 +4,12 @@ Only what is there is read: every length is held against the bytes that are left
 is allocated on a file's word alone.
 
 Fields are numbered as in Caffe's schema. Layers stand in field 2 of the network in the form that
-was used until 2014 (BVLC's published models), and in field 100 since then. Values are packed, as
-Caffe writes them in both.
+was used until 2014 (BVLC's published models), and in field 100 since then.
 """
 
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +26,8 @@ _LONGEST_VARINT = 10
 _FIXED = {FIXED64: 8, FIXED32: 4}
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One field of a message: a VARINT has a value, any other kind the bytes of its content."""
-
-    number: int
-    kind: int
-    value: int
-    content: memoryview
+Field = tuple[int, int | memoryview]
+"""Number of a field of a message, and its value, or the bytes of its content."""
 
 
 def read_fields(message: memoryview, count: Iterator[int]) -> Iterator[Field]:
@@ -58,7 +50,7 @@ def _read_field(message: memoryview, start: int) -> tuple[Field, int]:
         raise FileError("it has a field with the number 0, which no message may have")
     if kind == VARINT:
         value, place = read_varint(message, place)
-        return Field(number, kind, value, message[:0]), place
+        return (number, value), place
     if kind == BYTES:
         length, place = read_varint(message, place)
     elif kind in _FIXED:
@@ -69,7 +61,7 @@ def _read_field(message: memoryview, start: int) -> tuple[Field, int]:
         raise FileError(
             f"its field {number} promises {length} bytes, but {len(message) - place} are left"
         )
-    return Field(number, kind, 0, message[place : place + length]), place + length
+    return (number, message[place : place + length]), place + length
 
 
 def read_varint(message: memoryview, place: int) -> tuple[int, int]:
@@ -85,17 +77,15 @@ def read_varint(message: memoryview, place: int) -> tuple[int, int]:
     raise FileError("it has a number of more than ten bytes")
 
 
-def read_packed(field: Field, n_most: int) -> list[int]:
-    """Return the numbers of a repeated field, packed into one or one by one."""
-    if field.kind == VARINT:
-        return [field.value]
+def read_packed(content: memoryview, n_most: int) -> list[int]:
+    """Return the numbers that are packed into a field."""
     numbers: list[int] = []
     place = 0
-    while place < len(field.content):
-        number, place = read_varint(field.content, place)
+    while place < len(content):
+        number, place = read_varint(content, place)
         numbers.append(number)
         if len(numbers) > n_most:
-            raise FileError(f"its field {field.number} has more than {n_most} numbers")
+            raise FileError(f"a field has more than {n_most} numbers")
     return numbers
 
 
@@ -122,9 +112,9 @@ def read_caffemodel(path: Path) -> Blobs:
     blobs: Blobs = {}
     count = itertools.count(1)
     try:
-        for part in read_fields(content, count):
-            if part.number in _FORMS and part.kind == BYTES:
-                name, found = _read_layer(count, part.content, _FORMS[part.number])
+        for number, part in read_fields(content, count):
+            if number in _FORMS and isinstance(part, memoryview):
+                name, found = _read_layer(count, part, _FORMS[number])
                 if name in blobs and found:
                     raise FileError(f"two layers have the name {name!r}")
                 if found:
@@ -145,11 +135,11 @@ def _read_layer(
     count: Iterator[int], content: memoryview, form: tuple[int, int]
 ) -> tuple[str, tuple[Tensor, ...]]:
     name, blobs = "", []
-    for part in read_fields(content, count):
-        if part.number == form[0] and part.kind == BYTES:
-            name = bytes(part.content).decode("utf-8", errors="replace")
-        elif part.number == form[1] and part.kind == BYTES:
-            blobs.append(_read_blob(count, part.content, name))
+    for number, part in read_fields(content, count):
+        if number == form[0] and isinstance(part, memoryview):
+            name = bytes(part).decode("utf-8", errors="replace")
+        elif number == form[1] and isinstance(part, memoryview):
+            blobs.append(_read_blob(count, part, name))
     return name, tuple(blobs)
 
 
@@ -158,18 +148,19 @@ def _read_blob(count: Iterator[int], content: memoryview, layer: str) -> Tensor:
     shape: list[int] = []
     old_shape: dict[int, int] = {}
     pieces = [np.zeros(0, np.float32)]
-    for part in read_fields(content, count):
-        if part.number in _OLD_SIZES and part.kind == VARINT:
-            old_shape[part.number] = part.value
-        elif part.number == _SHAPE and part.kind == BYTES:
-            for inner in read_fields(part.content, count):
-                if inner.number == 1:
-                    shape += read_packed(inner, _MOST_DIMENSIONS)
-        elif part.number in _DATA and part.kind == BYTES:
-            dtype = np.dtype(_DATA[part.number])
-            if len(part.content) % dtype.itemsize:
-                raise FileError(f"{len(part.content)} bytes are no whole number of values")
-            pieces.append(np.frombuffer(part.content, dtype))
+    for number, part in read_fields(content, count):
+        if isinstance(part, int):
+            old_shape[number] = part
+        elif number == _SHAPE:
+            for inner, sizes in read_fields(part, count):
+                if inner == 1:
+                    one = isinstance(sizes, int)
+                    shape += [sizes] if one else read_packed(sizes, _MOST_DIMENSIONS)
+        elif number in _DATA:
+            dtype = np.dtype(_DATA[number])
+            if len(part) % dtype.itemsize:
+                raise FileError(f"{len(part)} bytes are no whole number of values")
+            pieces.append(np.frombuffer(part, dtype))
     shape = shape or [old_shape[n] for n in _OLD_SIZES if n in old_shape]
     values = np.concatenate(pieces)
     # Beside a size of 0 any other would pass, even one that no tensor can have.

@@ -1,7 +1,5 @@
 """CaffeNet, the paper's network for ImageNet, and torchvision's AlexNet (without normalisation)."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -13,48 +11,30 @@ CAFFENET_SMALLEST_SIDE = 67
 CAFFENET_WIDTHS = (96, 256, 384, 384, 256, 4096, 4096)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaffeNetSizes:
-    """What a CaffeNet is fitted to.
-
-    Attributes:
-        side: Height and width of the images; 227 is Caffe's.
-        factor: What every hidden width is multiplied by; 1 is the whole network.
-    """
-
-    n_channels: int = 3
-    side: int = INPUT_SIDE
-    n_outputs: int = 1000
-    factor: float = 1.0
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Return the hidden widths; they are even, for the convolutions of two groups."""
-        return tuple(max(2, 2 * round(width * self.factor / 2)) for width in CAFFENET_WIDTHS)
-
-    @property
-    def reduced_side(self) -> int:
-        """Return the side of the images that the fully connected layers see."""
-        side = (self.side - 11) // 4 + 1
-        for _ in range(3):
-            side = (side - 3) // 2 + 1
-        return side
-
-
 class CaffeNet(nn.Module):
     """96-256-384-384-256-4096-4096-1000; layers 2, 4 and 5 are convolutions of two groups.
 
     Layers have Caffe's names. The whole network on 227 x 227 images and 1000 classes has
     60,965,224 parameters. Fresh weights are drawn so that the activations keep their size, which
     lets the network learn at higher rates than Caffe's own start; Caffe's weights are read by
-    `archlearn.models.pretrained`.
+    `archlearn.models.pretrained`. A factor multiplies every hidden width.
     """
 
-    def __init__(self, sizes: CaffeNetSizes | None = None) -> None:
+    def __init__(
+        self,
+        n_channels: int = 3,
+        side: int = INPUT_SIDE,
+        n_outputs: int = 1000,
+        factor: float = 1.0,
+    ) -> None:
         super().__init__()
-        sizes = sizes or CaffeNetSizes()
-        first, second, third, fourth, fifth, sixth, seventh = sizes.widths
-        self.conv1 = nn.Conv2d(sizes.n_channels, first, 11, stride=4)
+        # Even widths, for the convolutions of two groups.
+        widths = (max(2, 2 * round(width * factor / 2)) for width in CAFFENET_WIDTHS)
+        first, second, third, fourth, fifth, sixth, seventh = widths
+        reduced = (side - 11) // 4 + 1
+        for _ in range(3):
+            reduced = (reduced - 3) // 2 + 1
+        self.conv1 = nn.Conv2d(n_channels, first, 11, stride=4)
         self.pool1 = nn.MaxPool2d(3, 2)
         self.norm1 = LocalResponse(5, alpha=1e-4, beta=0.75)
         self.conv2 = nn.Conv2d(first, second, 5, padding=2, groups=2)
@@ -64,11 +44,11 @@ class CaffeNet(nn.Module):
         self.conv4 = nn.Conv2d(third, fourth, 3, padding=1, groups=2)
         self.conv5 = nn.Conv2d(fourth, fifth, 3, padding=1, groups=2)
         self.pool5 = nn.MaxPool2d(3, 2)
-        self.fc6 = nn.Linear(fifth * sizes.reduced_side**2, sixth)
+        self.fc6 = nn.Linear(fifth * reduced**2, sixth)
         self.drop6 = nn.Dropout()
         self.fc7 = nn.Linear(sixth, seventh)
         self.drop7 = nn.Dropout()
-        self.fc8 = nn.Linear(seventh, sizes.n_outputs)
+        self.fc8 = nn.Linear(seventh, n_outputs)
         draw_weights_(self)
 
     def forward(self, x: Tensor) -> Tensor:

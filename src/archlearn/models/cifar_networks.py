@@ -16,7 +16,6 @@ linear bottlenecks, CVPR 2018, table 2.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -241,24 +240,16 @@ class DenseNet(nn.Module):
         return self.classifier(F.relu(self.bn(self.features(x))).mean((2, 3)))
 
 
-@dataclass(frozen=True, slots=True)
-class MobileNetStage:
-    """Inverted residual blocks of one width; the stride is that of the first one."""
-
-    expansion: int
-    width: int
-    n_blocks: int
-    stride: int
-
-
+MobileNetStage = tuple[int, int, int, int]
+"""Expansion, width and number of inverted residual blocks, and the stride of the first one."""
 MOBILENET_STAGES = (
-    MobileNetStage(1, 16, 1, 1),
-    MobileNetStage(6, 24, 2, 1),
-    MobileNetStage(6, 32, 3, 2),
-    MobileNetStage(6, 64, 4, 2),
-    MobileNetStage(6, 96, 3, 1),
-    MobileNetStage(6, 160, 3, 2),
-    MobileNetStage(6, 320, 1, 1),
+    (1, 16, 1, 1),
+    (6, 24, 2, 1),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
 )
 MOBILENET_FIRST, MOBILENET_LAST = 32, 1280
 
@@ -301,11 +292,11 @@ class MobileNetV2(nn.Module):
         super().__init__()
         blocks: list[nn.Module] = []
         before = first
-        for stage in stages:
-            for place in range(stage.n_blocks):
-                stride = stage.stride if place == 0 else 1
-                blocks.append(InvertedResidual(before, stage.width, stage.expansion, stride))
-                before = stage.width
+        for expansion, width, n_blocks, stride in stages:
+            for place in range(n_blocks):
+                block = InvertedResidual(before, width, expansion, 1 if place else stride)
+                blocks.append(block)
+                before = width
         self.features = nn.Sequential(
             *_conv_norm_relu6(n_channels, first, 3), *blocks, *_conv_norm_relu6(before, last, 1)
         )

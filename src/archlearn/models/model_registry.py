@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -89,11 +89,8 @@ def _deep_lenet(asked: NetworkRequest) -> nn.Module:
 
 
 def _caffenet(asked: NetworkRequest) -> nn.Module:
-    channels, side = asked.images(caffenet.CAFFENET_SMALLEST_SIDE)
-    sizes = caffenet.CaffeNetSizes(
-        n_channels=channels, side=side, n_outputs=asked.n_outputs, factor=asked.factor
-    )
-    return caffenet.CaffeNet(sizes)
+    images = asked.images(caffenet.CAFFENET_SMALLEST_SIDE)
+    return caffenet.CaffeNet(*images, asked.n_outputs, asked.factor)
 
 
 def _residual(
@@ -118,7 +115,7 @@ def _mobilenet(asked: NetworkRequest) -> nn.Module:
     return cifar_networks.MobileNetV2(
         asked.images(cifar_networks.CIFAR_SMALLEST_SIDE)[0],
         asked.n_outputs,
-        [replace(stage, width=asked.scale(stage.width)) for stage in stages],
+        [(t, asked.scale(width), n, s) for t, width, n, s in stages],
         asked.scale(cifar_networks.MOBILENET_FIRST),
         asked.scale(cifar_networks.MOBILENET_LAST),
     )
@@ -212,8 +209,3 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise InputError(f"{name} returned {type(made).__name__}; it must return an nn.Module")
     return made
-
-
-def reads_tokens(name: str) -> bool:
-    """Return whether a built-in network reads tokens, whole numbers, and not numbers."""
-    return name.partition(":")[0] == "gpt"

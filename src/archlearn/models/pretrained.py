@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, cast
 
 import safetensors
@@ -112,7 +113,7 @@ def from_state(state: Mapping[str, object]) -> Pretrained:
 
 
 logger = logging.getLogger(__name__)
-_FEW_NAMES = 5
+_LONGEST = 500
 _PICKLED = (".pth", ".pt", ".bin", ".ckpt")
 _SUFFIXES = (".caffemodel", ".safetensors", *_PICKLED)
 
@@ -138,12 +139,11 @@ def _read_safetensors(path: Path) -> dict[str, Any] | None:
             if (handle.metadata() or {}).get("format") == FORMAT:
                 return None
             return {name: read_tensor(handle, name) for name in handle.keys()}  # noqa: SIM118
-    except safetensors.SafetensorError as error:
+    except (FileError, safetensors.SafetensorError) as error:
         raise FileError(
-            f"cannot start from {path}: it is truncated, or not a safetensors file ({error})"
+            f"cannot start from {path}: it is truncated, or not a safetensors file of weights "
+            f"({error})"
         ) from error
-    except FileError as error:
-        raise FileError(f"cannot start from {path}: {error}") from error
 
 
 def _read_state_dict(path: Path) -> dict[str, Any]:
@@ -177,53 +177,34 @@ def _refuse_bomb(path: Path) -> None:
         )
 
 
-@torch.no_grad()
 def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> nn.Module:
     """Return a copy of a network with the weights of another, all of which must fit.
 
-    The last layer stays as it is, with a warning, where only its number of outputs differs. The
-    numbers of batches that norms have seen may be missing, as in files of old versions of torch.
+    The last layer stays as it is, with a warning, where only its number of outputs differs.
     """
     made = copy.deepcopy(network)
-    own, given = strip_prefixes(made.state_dict()), strip_prefixes(pretrained.state)
-    missing = [name for name in own if name not in given and not _is_counter(name)]
-    unexpected = [name for name in given if name not in own and not _is_counter(name)]
-    if missing or unexpected:
-        told = " and ".join(
-            f"{verb} {', '.join(map(repr, names[:_FEW_NAMES]))}"
-            + (f" and {len(names) - _FEW_NAMES} more" if len(names) > _FEW_NAMES else "")
-            for verb, names in (("lacks", missing), ("has besides", unexpected))
-            if names
-        )
-        raise InputError(
-            f"the pretrained weights are of another network: the file {told} "
-            f"({len(missing) + len(unexpected)} names differ); choose the model that they are of "
-            "(--model caffenet for BVLC's, --model alexnet for torchvision's)"
-        )
+    own = made.state_dict()
+    names = dict(zip(strip_prefixes(own), own, strict=True))
+    given = {names.get(n, n): value for n, value in strip_prefixes(pretrained.state).items()}
     fresh = {  # of the last layer, which differs only in the number of outputs
-        name
-        for name in own.keys() & given.keys()
+        name: own[name]
+        for name in sorted(own.keys() & given.keys())
         if own[name].shape != given[name].shape
-        and own[name].ndim == given[name].ndim
-        and own[name].shape[0] == n_outputs
+        and own[name].shape[:1] == (n_outputs,)
         and own[name].shape[1:] == given[name].shape[1:]
     }
-    for name, value in own.items():
-        if name in fresh or name not in given:
-            continue
-        if value.shape != given[name].shape:
-            raise InputError(
-                f"the pretrained {name!r} has the shape {tuple(given[name].shape)}, but the "
-                f"network's has {tuple(value.shape)}; choose the model and input size that it is of"
-            )
-        value.copy_(given[name])
+    try:
+        made.load_state_dict(given | fresh)
+    except RuntimeError as error:
+        told = " ".join(str(error).split()).partition(": ")[2]
+        raise InputError(
+            f"the pretrained weights are of another network: {shorten(told, _LONGEST)} "
+            "(choose the model and input size that they are of: --model caffenet for BVLC's, "
+            "--model alexnet for torchvision's)"
+        ) from error
     if fresh:
         logger.warning(
             "the pretrained network has other outputs than these data: %s start afresh",
-            " and ".join(sorted(fresh)),
+            " and ".join(fresh),
         )
     return made
-
-
-def _is_counter(name: str) -> bool:
-    return name.endswith("num_batches_tracked")

@@ -3,13 +3,13 @@
 # Methods of matplotlib are annotated in part only.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
-from matplotlib.axes import Axes
+import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Polygon, Rectangle
 
 from archlearn.reporting.figures import (
     FIGURE_WIDTH,
@@ -19,7 +19,6 @@ from archlearn.reporting.figures import (
     INK,
     MUTED,
     SERIES,
-    Colour,
     draw_text,
     new_figure,
 )
@@ -75,12 +74,14 @@ def draw_diagram(layers: Sequence[LayerChange]) -> Figure:
     axes.set_ylim(n_layers - 0.3, -0.7)
     before = {place: layer.before for place, layer in enumerate(layers)}
     after = {p: layer.after for p, layer in enumerate(layers) if layer.after is not None}
-    _draw_flow_(axes, before, GHOST)
-    for place, width in before.items():
-        _draw_bar_(axes, place, width, GHOST, GHOST_EDGE)
-    _draw_flow_(axes, after, SERIES[0])
-    for place, width in after.items():
-        _draw_bar_(axes, place, width, SERIES[0], SERIES[0])
+    for widths, fill, edge in ((before, GHOST, GHOST_EDGE), (after, SERIES[0], SERIES[0])):
+        ends = [(place, _half(width)) for place, width in widths.items()]
+        for (upper, above), (lower, below) in pairwise(ends):  # join bars to those that follow
+            rows, sides = (upper + BAR / 2, lower - BAR / 2), np.array([above, below])
+            axes.fill_betweenx(rows, -sides, sides, facecolor=fill.light, alpha=0.35, linewidth=0)
+        halves = np.array([half for _, half in ends])
+        style: dict[str, Any] = {"facecolor": fill.light, "edgecolor": edge.light, "lw": 0.8}
+        axes.barh(list(widths), 2 * halves, BAR, left=-halves, **style)
     start, end = axes.get_xlim()
     for place, layer in enumerate(layers):
         colour = (MUTED if layer.after in (None, layer.before) else INK).light
@@ -96,29 +97,6 @@ def describe_diagram(layers: Sequence[LayerChange]) -> str:
 
 def _half(width: int) -> float:
     return width**0.5 / 2
-
-
-def _draw_flow_(axes: Axes, widths: Mapping[int, int], colour: Colour) -> None:
-    """Join each bar to the next one that is there."""
-    ends = [(place, _half(width)) for place, width in widths.items()]
-    for (upper, above), (lower, below) in pairwise(ends):
-        top, bottom = upper + BAR / 2, lower - BAR / 2
-        corners = [(-above, top), (above, top), (below, bottom), (-below, bottom)]
-        axes.add_patch(Polygon(corners, facecolor=colour.light, alpha=0.35, linewidth=0))
-
-
-def _draw_bar_(axes: Axes, place: int, width: int, fill: Colour, edge: Colour) -> None:
-    half = _half(width)
-    axes.add_patch(
-        Rectangle(
-            (-half, place - BAR / 2),
-            2 * half,
-            BAR,
-            facecolor=fill.light,
-            edgecolor=edge.light,
-            linewidth=0.8,
-        )
-    )
 
 
 def _shorten(name: str) -> str:

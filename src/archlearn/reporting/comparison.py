@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from archlearn.costs import COSTS, label_of
 from archlearn.reporting.architecture_diagram import (
     describe_diagram,
     draw_diagram,
@@ -70,9 +71,9 @@ def read_frontiers(runs: Sequence[RunRecord]) -> tuple[Frontier, ...]:
     """Return one frontier for each data set and kind of score, numbered as in the table."""
     groups: dict[tuple[str, bool], list[RunPoint]] = {}
     for number, run in enumerate(runs, start=1):
-        score = run.validation_score
-        if score is not None and run.after.parameters:
-            point = RunPoint(number=number, parameters=run.after.parameters, score=score)
+        score, parameters = run.validation_score, run.after.costs["parameters"]
+        if score is not None and parameters:
+            point = RunPoint(number=number, parameters=parameters, score=score)
             groups.setdefault((run.data, run.regression), []).append(point)
     return tuple(
         Frontier(
@@ -191,24 +192,21 @@ def _frontier(numbers: Frontier, place: int) -> FigureItem:
 
 def _results(runs: Sequence[RunRecord]) -> TableItem:
     score = " or ".join(dict.fromkeys(run.score_name for run in runs))
-    costs = ("Parameters", "Fewer", "Multiply-adds", "Fewer")
+    costs = [text for name in COSTS for text in (label_of(name).capitalize(), "Fewer")]
     head = ("Run", f"Validation {score}", f"Test {score}", *costs, "Architecture", "Time")
     rows = [_result(number, run) for number, run in enumerate(runs, start=1)]
     return TableItem("Runs side by side", head, rows)
 
 
 def _result(number: int, run: RunRecord) -> tuple[object, ...]:
-    before, after = run.before, run.after
+    costs = [(run.before.costs[name], run.after.costs[name]) for name in COSTS]
     return (
         number,
         run.name,
         format_score(run, run.validation_score),
         format_score(run, run.test_score),
-        format_count(after.parameters),
-        format_ratio(before.parameters, after.parameters),
-        format_count(after.multiply_adds),
-        format_ratio(before.multiply_adds, after.multiply_adds),
-        write_widths(after),
+        *(text for cost in costs for text in (format_count(cost[1]), format_ratio(*cost))),
+        write_widths(run.after),
         format_duration(run.summary.get("seconds")),
     )
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from archlearn.data.file_cache import write_atomically
 from archlearn.errors import InputError
@@ -51,11 +50,5 @@ def render(content: Mapping[str, object]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    assert environment.loader is not None
-    style = environment.loader.get_source(environment, "style.css")[0]
-    return environment.get_template("template.html").render(
-        content,
-        style=Markup(style),
-        light=write_variables(dark=False),
-        dark=write_variables(dark=True),
-    )
+    shades = {"light": write_variables(dark=False), "dark": write_variables(dark=True)}
+    return environment.get_template("template.html").render(content, **shades)

@@ -4,7 +4,7 @@ import json
 import tomllib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,62 +17,16 @@ JsonTable = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Epoch:
-    """What was measured at the end of one epoch, as `metrics.jsonl` names it; epoch 0 comes first.
-
-    Attributes:
-        widths: Channels kept in each layer, in order of the network, the output last; layers
-            that merge at this moment are not among them.
-        linear: For each layer whose depth is learnt, whether it stands at linear.
-        binarisation_gap: Mean distance of a gate from its nearer binary value.
-        latency: Milliseconds of a run by the table, where latency has a budget.
-        budget_path: What each cost with a budget may be at this moment.
-        price: What the next channel to go earns for what it costs.
-        trained: What the network costs that a step computes; less, once channels are cut out.
-    """
-
-    epoch: int
-    train_loss: float | None = None
-    validation_loss: float | None = None
-    validation_accuracy: float | None = None
-    validation_error: float | None = None
-    penalty: float | None = None
-    widths: Mapping[str, int] = field(default_factory=dict[str, int])
-    linear: Mapping[str, bool] = field(default_factory=dict[str, bool])
-    binarisation_gap: float | None = None
-    parameters: int | None = None
-    multiply_adds: int | None = None
-    seconds: float | None = None
-    latency: float | None = None
-    budget_path: Mapping[str, float] = field(default_factory=dict[str, float])
-    price: float | None = None
-    trained: Mapping[str, int] = field(default_factory=dict[str, int])
-
-    @property
-    def score(self) -> float | None:
-        """Accuracy on the validation data, or the squared error for regression."""
-        accuracy = self.validation_accuracy
-        return self.validation_error if accuracy is None else accuracy
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkState:
-    """A network at one moment: widths and costs, those of each layer where a run has finished."""
+    """A network at one moment: widths and costs, those of each layer where a run has finished.
+
+    Multiply-adds are those of one example.
+    """
 
     architecture: str
     widths: Mapping[str, int]
     costs: Mapping[str, int | None]
     layers: Mapping[str, tuple[int, int]]
-
-    @property
-    def parameters(self) -> int | None:
-        """The number of its parameters."""
-        return self.costs["parameters"]
-
-    @property
-    def multiply_adds(self) -> int | None:
-        """The multiply-adds of one example."""
-        return self.costs["multiply_adds"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +38,7 @@ class RunRecord:
         test_score: The same on test data, which a run looks at once, when it has finished.
         score_before: The same of a pretrained network before the run, where `archlearn evaluate`
             has measured it.
+        epochs: Lines of `metrics.jsonl` in order, without what was not measured.
         after: The compact network, or the network as its gates stand now.
         notes: Sentences about what is absent or could not be read.
         summary: The summary as written, empty while the run is unfinished.
@@ -98,7 +53,7 @@ class RunRecord:
     validation_score: float | None
     test_score: float | None
     score_before: float | None
-    epochs: tuple[Epoch, ...]
+    epochs: tuple[JsonTable, ...]
     before: NetworkState
     after: NetworkState
     merged: tuple[str, ...]
@@ -127,14 +82,12 @@ def read_run(folder: Path) -> RunRecord:
     config, summary = _read_config(folder), _read_json(folder / SUMMARY)
     rows = {row["epoch"]: row for row in read_json_lines(folder / METRICS)}
     # A resumed run may have written an epoch twice: the later line holds.
-    names = [each.name for each in fields(Epoch)]
     epochs = tuple(
-        Epoch(**{name: rows[n][name] for name in names if rows[n].get(name) is not None})
-        for n in sorted(rows)
+        {name: value for name, value in rows[n].items() if value is not None} for n in sorted(rows)
     )
     finished = bool(summary)
     task = summary.get("task", "")
-    regression = task == "regression" or any(e.validation_error is not None for e in epochs)
+    regression = task == "regression" or any("validation_error" in e for e in epochs)
     return RunRecord(
         folder=folder,
         name=summary.get("name") or folder.resolve().name,
@@ -142,17 +95,22 @@ def read_run(folder: Path) -> RunRecord:
         data=config.get("data", ""),
         regression=regression,
         finished=finished,
-        validation_score=epochs[-1].score if epochs else None,
+        validation_score=score_of(epochs[-1]) if epochs else None,
         test_score=summary.get("test_error" if regression else "test_accuracy"),
         score_before=_read_json(folder / SPEED).get("score_before"),
         epochs=epochs,
-        before=_read_state(summary.get("before", {}), epochs[0] if epochs else None),
-        after=_read_state(summary.get("after", {}), epochs[-1] if epochs else None),
+        before=_read_state(summary.get("before", {}), epochs[0] if epochs else {}),
+        after=_read_state(summary.get("after", {}), epochs[-1] if epochs else {}),
         merged=tuple(summary.get("merged", ())),
         config=config,
         summary=summary,
         notes=tuple(_notes(folder, epochs, finished=finished)),
     )
+
+
+def score_of(epoch: JsonTable) -> float | None:
+    """Return the accuracy on the validation data, or the squared error for regression."""
+    return epoch.get("validation_accuracy", epoch.get("validation_error"))
 
 
 @contextmanager
@@ -207,16 +165,11 @@ def _parse(text: bytes) -> JsonTable:
 
 
 def _read_config(folder: Path) -> JsonTable:
-    if not folder.is_dir():
-        raise InputError(
-            f"cannot report on {str(folder)!r}: there is no such folder; "
-            "give a folder that `archlearn learn --out` has written"
-        )
     if not (folder / CONFIG).is_file():
-        found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
+        what = f"{CONFIG} is missing" if folder.is_dir() else "there is no such folder"
         raise InputError(
-            f"cannot report on {str(folder)!r}: it is not a run's folder, for {CONFIG} is "
-            f"missing (found: {found}); give a folder that `archlearn learn --out` has written"
+            f"cannot report on {str(folder)!r}: {what}; give a folder that `archlearn learn --out` "
+            "has written"
         )
     try:
         return cast("JsonTable", tomllib.loads((folder / CONFIG).read_text("utf-8")))
@@ -227,11 +180,11 @@ def _read_config(folder: Path) -> JsonTable:
         ) from error
 
 
-def _notes(folder: Path, epochs: tuple[Epoch, ...], *, finished: bool) -> Iterator[str]:
+def _notes(folder: Path, epochs: tuple[JsonTable, ...], *, finished: bool) -> Iterator[str]:
     if not finished:
-        last = f"after epoch {epochs[-1].epoch}" if epochs else "before its first measurement"
+        last = f"after epoch {epochs[-1]['epoch']}" if epochs else "before its first measurement"
         yield f"This run is unfinished: the page shows where it stood {last}."
-    if epochs and all(epoch.validation_loss is None for epoch in epochs):
+    if epochs and not any("validation_loss" in epoch for epoch in epochs):
         yield "This run had no validation part: it is measured once, on the test part, at its end."
     for name in (METRICS, GATES):
         if not (folder / name).is_file():
@@ -240,14 +193,13 @@ def _notes(folder: Path, epochs: tuple[Epoch, ...], *, finished: bool) -> Iterat
         yield f"{SUMMARY} could not be read and is left out."
 
 
-def _read_state(summary: JsonTable, epoch: Epoch | None) -> NetworkState:
+def _read_state(summary: JsonTable, epoch: JsonTable) -> NetworkState:
     widths = {each["name"]: each["width"] for each in summary.get("widths", ())}
-    if not widths and epoch is not None:
-        widths = epoch.widths
+    widths = widths or epoch.get("widths", {})
     return NetworkState(
         architecture=summary.get("architecture") or "-".join(map(str, widths.values())),
         widths=widths,
-        costs={name: summary.get(name) or getattr(epoch, name, None) for name in COSTS},
+        costs={name: summary.get(name) or epoch.get(name) for name in COSTS},
         layers={
             layer["name"]: (layer["parameters"], layer["multiply_adds"])
             for layer in summary.get("layers", ())

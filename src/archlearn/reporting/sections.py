@@ -27,18 +27,19 @@ from archlearn.reporting.formatting import (
 )
 from archlearn.reporting.run_reader import (
     GATES,
-    Epoch,
     JsonTable,
     NetworkState,
     RunRecord,
     read_json_lines,
     read_speed,
+    score_of,
 )
 from archlearn.reporting.series import (
     FigureData,
     budget_lines,
     count_gates,
     depth_lines,
+    divide,
     gap_lines,
     loss_lines,
     parameter_lines,
@@ -47,7 +48,6 @@ from archlearn.reporting.series import (
     width_lines,
 )
 
-Counts = tuple[int | None, int | None]
 PICTURE_NOTE = "Bars are as long as the square root of their channels."
 MOST_WIDTHS = 12
 MOST_LINES = 6
@@ -168,15 +168,11 @@ def _remark(saved: str, before: int | None, after: int | None) -> str:
 
 def _counted(run: RunRecord) -> tuple[tuple[str, int | None, int | None], ...]:
     before, after = run.before.costs, run.after.costs
-    labels = [label_of(name) for name in COSTS]
-    titles = [label[:1].upper() + label[1:] for label in labels]
-    return tuple(
-        (title, before[name], after[name]) for title, name in zip(titles, COSTS, strict=True)
-    )
+    return tuple((label_of(name).capitalize(), before[name], after[name]) for name in COSTS)
 
 
 def _cost_row(label: str, before: int | None, after: int | None) -> tuple[str, ...]:
-    share = after / before if before and after is not None else None
+    share = divide(after, before)
     return (
         label,
         format_count(before),
@@ -189,29 +185,25 @@ def _cost_row(label: str, before: int | None, after: int | None) -> tuple[str, .
 
 def _by_layer(run: RunRecord) -> TableItem:
     """Return one row for each layer that multiplies, then what is left, the sums and the score."""
-    counts = {
-        name: _pair(costs, run.after.layers.get(name, (0, 0)))
-        for name, costs in run.before.layers.items()
-        if costs[1]
-    }
-    total = _pair(*((end.parameters, end.multiply_adds) for end in (run.before, run.after)))
+    before, after = run.before, run.after
+    counts: dict[str, tuple[int | None, ...]] = {}
+    for name, (parameters, multiply_adds) in before.layers.items():
+        if multiply_adds:
+            left = after.layers.get(name, (0, 0))
+            counts[name] = (parameters, left[0], multiply_adds, left[1])
+    names = ("parameters", "multiply_adds")
+    total = tuple(end.costs[name] for name in names for end in (before, after))
     if counts:
         columns = zip(total, zip(*counts.values(), strict=True), strict=True)
         rest = tuple((n or 0) - sum(n or 0 for n in column) for n, column in columns)
         counts |= {"norms and others": rest} if any(rest) else {}
-    shares = [after / before if before and after is not None else None
-              for before, after in (total[:2], total[2:])]  # fmt: skip
+    shares = [format_percent(divide(total[n + 1], total[n]), 1) for n in (0, 2)]
     scores = [format_score(run, score) for score in (run.score_before, run.score)]
     rows = [(name, *map(format_count, row)) for name, row in (*counts.items(), ("total", total))]
-    rows.append(("left", "", format_percent(shares[0], 1), "", format_percent(shares[1], 1)))
+    rows.append(("left", "", shares[0], "", shares[1]))
     rows.append((f"{run.score_name} ({run.score_source})", *scores, "", ""))
     head = ("layer", "parameters", "after", "multiply-adds", "after")
     return TableItem(f"{write_title(run)}, before and after", head, rows)
-
-
-def _pair(before: Counts, after: Counts) -> tuple[int | None, ...]:
-    """Put what was before beside what is after: parameters, then multiply-adds."""
-    return before[0], after[0], before[1], after[1]
 
 
 def _speed(run: RunRecord) -> TableItem | None:
@@ -219,7 +211,7 @@ def _speed(run: RunRecord) -> TableItem | None:
     rows = read_speed(run.folder)
     if not rows:
         return None
-    counted = format_ratio(run.before.multiply_adds, run.after.multiply_adds)
+    counted = format_ratio(*(end.costs["multiply_adds"] for end in (run.before, run.after)))
     return TableItem(
         f"Time and memory of a forward pass; it has {counted} fewer multiply-adds",
         ("Device and batch", "Before", "After", "Faster", "Memory before", "After"),
@@ -248,7 +240,7 @@ def _progress(run: RunRecord) -> Iterator[FigureItem | None]:
     """Yield the figures over epochs; None for what was not measured."""
     name = run.score_name.capitalize()
     yield _over_epochs("score", f"{name}.", "On validation data.", score_lines(run))
-    has_penalty = any(epoch.penalty for epoch in run.epochs)
+    has_penalty = any(epoch.get("penalty") for epoch in run.epochs)
     caption = "The penalty comes on top in training." if has_penalty else "Of the task alone."
     yield _over_epochs("loss", "Loss.", caption, loss_lines(run))
     caption = "Layers that never change are left out."
@@ -284,16 +276,14 @@ def describe_lines(numbers: FigureData) -> str:
     )
 
 
-def _epoch_row(run: RunRecord, epoch: Epoch) -> tuple[str, ...]:
+def _epoch_row(run: RunRecord, epoch: JsonTable) -> tuple[str, ...]:
     return (
-        str(epoch.epoch),
-        format_number(epoch.train_loss),
-        format_number(epoch.validation_loss),
-        format_score(run, epoch.score),
-        format_number(epoch.penalty),
-        format_number(epoch.binarisation_gap),
-        format_count(epoch.parameters),
-        format_duration(epoch.seconds),
+        str(epoch["epoch"]),
+        *(format_number(epoch.get(name)) for name in ("train_loss", "validation_loss")),
+        format_score(run, score_of(epoch)),
+        *(format_number(epoch.get(name)) for name in ("penalty", "binarisation_gap")),
+        format_count(epoch.get("parameters")),
+        format_duration(epoch.get("seconds")),
     )
 
 
@@ -376,9 +366,7 @@ def _facts(run: RunRecord) -> Iterator[tuple[str, str]]:
     summary = run.summary
     if summary.get("data_source"):
         yield "Data from", say(summary["data_source"])
-    seconds = summary.get("seconds")
-    if seconds is None and run.epochs:
-        seconds = run.epochs[-1].seconds
+    seconds = summary.get("seconds", run.epochs[-1].get("seconds") if run.epochs else None)
     if seconds is not None:
         yield "Time", format_duration(seconds)
     for key, name in (("epochs", "Epochs"), ("steps", "Steps"), ("resumed", "Times resumed")):

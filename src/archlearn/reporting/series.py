@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from archlearn.costs import COSTS, LATENCY
-from archlearn.reporting.run_reader import Epoch, JsonTable, RunRecord
+from archlearn.reporting.run_reader import JsonTable, RunRecord, score_of
 
 GATE_THRESHOLD = 0.5
 DECIDED_WITHIN = 0.1
@@ -91,7 +91,7 @@ class FigureData:
 
 def score_lines(run: RunRecord) -> FigureData:
     """Return the accuracy over epochs, or the squared error for regression."""
-    line = _line(run, "validation", lambda epoch: epoch.score)
+    line = _line(run, "validation", score_of)
     if run.regression:
         return _lines(run, "squared error, logarithmic", "log", (line,))
     if max(line.values, default=0) <= STRETCHED_FROM:
@@ -102,9 +102,9 @@ def score_lines(run: RunRecord) -> FigureData:
 def loss_lines(run: RunRecord) -> FigureData:
     """Return the loss on training and validation data, and the penalty, over epochs."""
     lines = (
-        _line(run, "training", lambda epoch: epoch.train_loss),
-        _line(run, "validation", lambda epoch: epoch.validation_loss),
-        _line(run, "penalty", lambda epoch: epoch.penalty),
+        _line(run, "training", lambda epoch: epoch.get("train_loss")),
+        _line(run, "validation", lambda epoch: epoch.get("validation_loss")),
+        _line(run, "penalty", lambda epoch: epoch.get("penalty")),
     )
     measured = tuple(line for line in lines if line.values)
     return _lines(run, "loss, logarithmic", "log", measured)
@@ -112,54 +112,57 @@ def loss_lines(run: RunRecord) -> FigureData:
 
 def gap_lines(run: RunRecord) -> FigureData:
     """Return how far the gates are from binary, on average, over epochs."""
-    line = _line(run, "gap", lambda epoch: epoch.binarisation_gap)
+    line = _line(run, "gap", lambda epoch: epoch.get("binarisation_gap"))
     return _lines(run, "mean distance from 0 or 1", "linear", (line,))
 
 
 def parameter_lines(run: RunRecord) -> FigureData:
     """Return what compacting at each epoch would have left."""
-    line = _line(run, "parameters", lambda epoch: epoch.parameters)
+    line = _line(run, "parameters", lambda epoch: epoch.get("parameters"))
     return _lines(run, "parameters, logarithmic", "log", (line,))
 
 
 def budget_lines(run: RunRecord) -> FigureData:
     """Return each cost with a budget beside what it might be at that epoch, of the start."""
     costs = (*COSTS, LATENCY)
-    names = [name for name in costs if any(name in epoch.budget_path for epoch in run.epochs)]
+    names = [
+        name for name in costs if any(name in epoch.get("budget_path", {}) for epoch in run.epochs)
+    ]
     lines = tuple(line for name in names for line in _budget_lines_of(run, name))
     return _lines(run, "part of the start", "share", lines)
 
 
 def _budget_lines_of(run: RunRecord, name: str) -> Iterator[Series]:
-    start = (run.before.costs[name] if name in COSTS else run.epochs[0].latency) or 1
+    start = (run.before.costs if name in COSTS else run.epochs[0]).get(name) or 1
 
-    def line(label: str, read: Callable[[Epoch], float | None]) -> Series:
-        return _line(run, label, lambda epoch: _divide(read(epoch), start))
+    def line(label: str, read: Callable[[JsonTable], float | None]) -> Series:
+        return _line(run, label, lambda epoch: divide(read(epoch), start))
 
     words = name.replace("_", "-")
-    yield line(words, lambda epoch: getattr(epoch, name) or 0)
-    yield line(f"{words} allowed", lambda epoch: epoch.budget_path.get(name))
-    if len({epoch.trained.get(name) for epoch in run.epochs}) > 1:
-        yield line(f"{words} in training", lambda epoch: epoch.trained.get(name))
+    yield line(words, lambda epoch: epoch.get(name, 0))
+    yield line(f"{words} allowed", lambda epoch: epoch.get("budget_path", {}).get(name))
+    if len({epoch.get("trained", {}).get(name) for epoch in run.epochs}) > 1:
+        yield line(f"{words} in training", lambda epoch: epoch.get("trained", {}).get(name))
 
 
-def _divide(cost: float | None, start: float) -> float | None:
-    return None if cost is None else cost / start
+def divide(cost: float | None, start: float | None) -> float | None:
+    """Return a cost as a part of the start, where both are known."""
+    return cost / start if start and cost is not None else None
 
 
 def price_lines(run: RunRecord) -> FigureData:
     """Return the price over epochs: what the next channel to go earns for what it costs."""
-    line = _line(run, "price", lambda epoch: epoch.price or None)
+    line = _line(run, "price", lambda epoch: epoch.get("price") or None)
     return _lines(run, "earned for each unit of cost, logarithmic", "log", (line,))
 
 
 def depth_lines(run: RunRecord) -> FigureData:
     """Return the number of layers that do not stand at linear, where depth is learnt."""
 
-    def depth(epoch: Epoch) -> float | None:
+    def depth(epoch: JsonTable) -> float | None:
         # A layer that has merged, or was left out with its branch, has no width any more.
-        layers = [name for name in epoch.widths if not epoch.linear.get(name, False)]
-        return len(layers) if epoch.linear else None
+        linear = epoch.get("linear")
+        return sum(not linear.get(name) for name in epoch["widths"]) if linear else None
 
     line = _line(run, "depth", depth)
     return _lines(run, "layers that are not linear", "count", (line,))
@@ -173,7 +176,7 @@ def width_lines(run: RunRecord) -> FigureData:
     changing = tuple(
         _width_line(run, name)
         for name, first in run.before.widths.items()
-        if first > 0 and any(epoch.widths.get(name) != first for epoch in run.epochs)
+        if first > 0 and any(epoch["widths"].get(name) != first for epoch in run.epochs)
     )
     of = f" of {changing[0].label}" if len(changing) == 1 else ""
     measure = f"channels{of} kept, of those at the start"
@@ -182,18 +185,18 @@ def width_lines(run: RunRecord) -> FigureData:
 
 def _width_line(run: RunRecord, name: str) -> Series:
     first, last = run.before.widths[name], run.epochs[-1]
-    fate = ", merged" if last.linear.get(name) else ", left out"
-    label = name if name in last.widths else name + fate
-    return _line(run, label, lambda epoch: _divide(epoch.widths.get(name), first))
+    fate = ", merged" if last["linear"].get(name) else ", left out"
+    label = name if name in last["widths"] else name + fate
+    return _line(run, label, lambda epoch: divide(epoch["widths"].get(name), first))
 
 
 def _lines(run: RunRecord, measure: str, scale: AxisScale, lines: tuple[Series, ...]) -> FigureData:
-    numbers = [epoch.epoch for epoch in run.epochs] or [0]
+    numbers = [epoch["epoch"] for epoch in run.epochs] or [0]
     return FigureData(measure=measure, scale=scale, lines=lines, span=(numbers[0], numbers[-1]))
 
 
-def _line(run: RunRecord, label: str, measure: Callable[[Epoch], float | None]) -> Series:
-    measured = [(epoch.epoch, measure(epoch)) for epoch in run.epochs]
+def _line(run: RunRecord, label: str, measure: Callable[[JsonTable], float | None]) -> Series:
+    measured = [(epoch["epoch"], measure(epoch)) for epoch in run.epochs]
     kept = [(epoch, float(value)) for epoch, value in measured if value is not None]
     return Series(
         label=label,

@@ -2,12 +2,11 @@
 
 import importlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from archlearn.costs import COSTS
 from archlearn.data.file_cache import METRICS
 from archlearn.errors import check_installed
 from archlearn.training.run_directory import read_lines
@@ -73,18 +72,6 @@ _LOGGERS = {
     "wandb": ("lightning.pytorch.loggers", "WandbLogger", {"project": "archlearn"}),
 }
 _NEEDED = {"csv": (), "tensorboard": ("tensorboard",), "wandb": ("wandb", "lightning")}
-_SCALARS = (
-    "train_loss",
-    "penalty",
-    "validation_loss",
-    "validation_accuracy",
-    "validation_error",
-    "binarisation_gap",
-    *COSTS,
-    "learning_rate",
-    "gate_rate",
-    "memory_bytes",
-)
 
 
 class EpochLogger(Callback):
@@ -123,33 +110,10 @@ class EpochLogger(Callback):
             self._logger.experiment.finish()
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        numbers = {name: row[name] for name in _SCALARS if row.get(name) is not None}
+        numbers = {
+            name: value
+            for name, value in row.items()
+            if isinstance(value, int | float) and name not in ("epoch", "step")
+        }
         widths = {f"width/{layer}": width for layer, width in row["widths"].items()}
         self._logger.log_metrics(numbers | widths, row["epoch"])
-
-
-class CallbackList(Callback):
-    """Tells several observers, in order."""
-
-    def __init__(self, observers: Sequence[Callback]) -> None:
-        self._observers = observers
-
-    def started(self, start: RunStart) -> None:
-        """Tell of the start."""
-        for observer in self._observers:
-            observer.started(start)
-
-    def stepped(self, step: int) -> None:
-        """Tell of a step."""
-        for observer in self._observers:
-            observer.stepped(step)
-
-    def epoch_ended(self, end: EpochEnd) -> None:
-        """Tell of an epoch."""
-        for observer in self._observers:
-            observer.epoch_ended(end)
-
-    def finished(self, summary: Mapping[str, Any]) -> None:
-        """Tell of the end."""
-        for observer in self._observers:
-            observer.finished(summary)

@@ -224,15 +224,6 @@ def read_checkpoint(folder: Path) -> tuple[Position, dict[str, Tensor]] | None:
     return None
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Return whether a file is a checkpoint of a run, of whatever version."""
-    try:
-        with open_safetensors(path) as file:
-            return (file.metadata() or {}).get("format", "").startswith("archlearn-checkpoint")
-    except (SafetensorError, FileError, OSError):
-        return False
-
-
 def _read_one(path: Path) -> tuple[Position, dict[str, Tensor]]:
     try:
         with open_safetensors(path) as file:

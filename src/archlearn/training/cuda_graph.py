@@ -76,7 +76,7 @@ class DeviceStep:
         loss, cost = self._forward()
         parts = [part for part in (loss, cost) if part.requires_grad]
         torch.autograd.backward(parts, [self._one.to(part.dtype) for part in parts])
-        clip_gradients_(work.optimisers, work.limits)
+        clip_gradients_(work.optimisers, work.clip_norm, work.clip_gate)
         for optimiser in work.optimisers:
             update_(optimiser)
         if work.strengths is not None:
@@ -216,7 +216,6 @@ _MOST_PARAMETERS_TO_CAPTURE = 20_000_000
 
 def can_capture(settings: RunSettings, model: nn.Module, dataset: Dataset, fabric: Fabric) -> bool:
     """Return whether the step is one that a CUDA graph can hold and is worth it."""
-    size = dataset.train.inputs.numel() * dataset.train.inputs.element_size()
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     return (
         settings.hardware.capture == "auto"
@@ -224,7 +223,7 @@ def can_capture(settings: RunSettings, model: nn.Module, dataset: Dataset, fabri
         and fabric.world_size == 1
         and settings.hardware.accumulate == 1
         and settings.hardware.precision in ("32-true", "bf16-mixed")
-        and size <= _MOST_BYTES_ON_DEVICE
+        and dataset.train.inputs.nbytes <= _MOST_BYTES_ON_DEVICE
         and n_parameters <= _MOST_PARAMETERS_TO_CAPTURE
     )
 

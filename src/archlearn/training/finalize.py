@@ -60,17 +60,14 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
         speeds = compare_speed(*pair, example, (len(example),), gates.latency.device)
         logger.info("latency, measured again: %s", speeds[0])
         write_json(session.folder / SPEED, {"rows": [asdict(each) for each in speeds]})
+    objective = session.work.objective
     on_device = copy.deepcopy(small).to(session.fabric.device)
-    score = evaluate(on_device, session.dataset.test, session.objective)
+    score = evaluate(on_device, session.dataset.test, objective)
     before, after = _describe(session.network, session), _describe(small, session)
     after["bytes"] = (session.folder / COMPACT).stat().st_size
     if has_gates(model):
         after |= _architecture(read_architecture(model))
-    rows, dataset, objective = (
-        read_lines(session.folder / METRICS),
-        session.dataset,
-        session.objective,
-    )
+    rows, dataset = read_lines(session.folder / METRICS), session.dataset
     last = rows[-1] if rows else {}
     numbers = ("mean", "std", "target_mean", "target_std")
     strengths = session.work.strengths

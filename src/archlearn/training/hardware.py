@@ -40,14 +40,9 @@ def start_fabric(settings: HardwareSettings) -> Fabric:
 
 def choose_accelerator(asked: str) -> str:
     """Return the accelerator to use; `auto` is a GPU where there is one, else the CPU."""
-    there = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
     if asked == "auto":
-        return "cuda" if there["cuda"] else "cpu"
-    if not there[asked]:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not torch.get_device_module(asked).is_available():
         raise SettingsError(
             f"accelerator {asked!r} was asked for, but torch finds none on this machine; "
             "use --accelerator cpu"

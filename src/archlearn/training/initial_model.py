@@ -24,7 +24,7 @@ from archlearn.models.pretrained import (
     with_weights,
 )
 from archlearn.module_utils import evaluating
-from archlearn.training.checkpoint import is_checkpoint
+from archlearn.training.checkpoint import LATEST, PREVIOUS
 from archlearn.training.objectives import in_format_of, objective_of
 from archlearn.training.run_directory import COMPACT
 from archlearn.training.settings import RunSettings
@@ -90,45 +90,33 @@ def name_start(settings: RunSettings) -> str:
 
 def _read(start_from: str) -> Pretrained | nn.Module:
     path = Path(start_from).expanduser()
-    is_run = (path / CONFIG).is_file()
-    if is_run or is_checkpoint(path):
-        run = path if is_run else path.parent
+    run = path.parent if path.name in (LATEST, PREVIOUS) else path
+    if (run / CONFIG).is_file():
         raise FileError(
-            f"cannot start from {path}: it is a run's {'folder' if is_run else 'checkpoint'}, and "
-            f"not a network; start from {run / COMPACT}, which the run writes at its end and "
-            f"`archlearn compact {run}` at any time"
+            f"cannot start from {path}: it is a run, or its checkpoint, and not a network; start "
+            f"from {run / COMPACT}, which the run writes at its end and `archlearn compact {run}` "
+            "at any time"
         )
     return read_pretrained(path)
 
 
-def normalise_as_pretrained(settings: RunSettings, dataset: Dataset) -> Dataset:
-    """Return a data set with the mean and deviation that pretrained weights expect."""
-    if settings.start_from is None:
+def normalise(settings: RunSettings, dataset: Dataset) -> Dataset:
+    """Return a data set with ImageNet's mean and deviation, or those that weights expect."""
+    if settings.normalise == "imagenet":
+        known = Pretrained(state={}, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    else:
+        known = None if settings.start_from is None else _read(settings.start_from)
+    if not isinstance(known, Pretrained) or known.mean is None:
         return dataset
-    found = _read(settings.start_from)
-    if not isinstance(found, Pretrained) or found.mean is None or found.std is None:
-        return dataset
-    if len(found.mean) != dataset.input_shape[0]:
-        raise InputError(
-            f"{settings.start_from} was learnt on images of {len(found.mean)} colours, but an "
-            f"example of {dataset.name!r} has shape {dataset.input_shape}"
-        )
-    return replace(dataset, mean=_by_colour(found.mean), std=_by_colour(found.std))
-
-
-def normalise_as_imagenet(dataset: Dataset) -> Dataset:
-    """Return a data set with ImageNet's mean and deviation of each colour."""
     shape = dataset.input_shape
-    if len(shape) != 3 or shape[0] != len(IMAGENET_MEAN):
+    if len(shape) != 3 or shape[0] != len(known.mean):
+        asked = "normalise imagenet" if settings.normalise == "imagenet" else settings.start_from
         raise SettingsError(
-            "normalise imagenet is for images of three colours, but an example of "
-            f"{dataset.name!r} has shape {shape}; leave --normalise out"
+            f"{asked} is for images of three colours, but an example of {dataset.name!r} has shape "
+            f"{shape}; leave it out, or take other data"
         )
-    return replace(dataset, mean=_by_colour(IMAGENET_MEAN), std=_by_colour(IMAGENET_STD))
-
-
-def _by_colour(values: tuple[float, ...]) -> Tensor:
-    return torch.tensor(values).reshape(-1, 1, 1)
+    mean, std = (torch.tensor(each).reshape(-1, 1, 1) for each in (known.mean, known.std))
+    return replace(dataset, mean=mean, std=std)
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -107,19 +107,18 @@ _BRANCH = "branch "
 
 
 def read_gates(model: nn.Module) -> tuple[Gates, Gates]:
-    """Return copies of width gates, and of depth and branch gates, on the CPU, in one transfer.
+    """Return copies of width gates, and of depth and branch gates, on the CPU.
 
     Gates that have been cut out are 0, so that an epoch can be set against those before it.
     """
     store = find_store(model)
-    width: Gates = {**(width_gates(model) if store is None else store.whole_width_gates())}
-    depth = _depth_gates(model)
-    everything = [*width.values(), *depth.values()]
-    if not everything:
-        return {}, {}
-    flat = torch.cat([gate.detach().reshape(-1).float() for gate in everything]).cpu()
-    pieces = iter(flat.split([gate.numel() for gate in everything]))
-    return {name: next(pieces) for name in width}, {name: next(pieces) for name in depth}
+    width = width_gates(model) if store is None else store.whole_width_gates()
+    return _on_cpu(width), _on_cpu(_depth_gates(model))
+
+
+def _on_cpu(gates: Mapping[str, Tensor]) -> Gates:
+    flat = {name: gate.detach().reshape(-1) for name, gate in gates.items()}
+    return {name: gate.to("cpu", torch.float, copy=True) for name, gate in flat.items()}
 
 
 def _depth_gates(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -186,11 +185,11 @@ def costs_of(network: nn.Module, example: Tensor) -> Costs:
 
 
 class RunLog:
-    """Writes lines into the run's folder and tells the observer, in order, when told to."""
+    """Writes lines into the run's folder and tells the observers, in order, when told to."""
 
-    def __init__(self, session: Session, observer: Callback) -> None:
+    def __init__(self, session: Session, observers: Sequence[Callback]) -> None:
         self._session = session
-        self._observer = observer
+        self._observers = observers
         self._monitor = GateMonitor(
             session.work.model, session.example, session.settings.strengths.pay
         )
@@ -208,7 +207,7 @@ class RunLog:
         It is not written yet; what the gates say of the architecture is worked out then.
         """
         work, last = self._session.work, max(0, position.step - 1)
-        classes = self._session.objective.task != "regression"
+        classes = work.objective.task != "regression"
         measured = "validation_accuracy" if classes else "validation_error"
         first = {
             "epoch": position.epoch,
@@ -236,7 +235,8 @@ class RunLog:
             gates = {"epoch": row["epoch"], "width": rounded(width), "depth": ends}
             append_line(self._session.folder / METRICS, row)
             append_line(self._session.folder / GATES, gates)
-            self._observer.epoch_ended(EpochEnd(row=row, seconds_left=seconds_left))
+            for observer in self._observers:
+                observer.epoch_ended(EpochEnd(row=row, seconds_left=seconds_left))
 
 
 def rounded(gates: dict[str, Tensor]) -> dict[str, list[float]]:

@@ -14,7 +14,7 @@ from archlearn.data.dataset import fingerprint
 from archlearn.data.file_cache import GATES, METRICS, DownloadProgress, no_progress
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.surgery.architecture import read_architecture
-from archlearn.training.callbacks import Callback, RunStart, SilentCallback
+from archlearn.training.callbacks import Callback, EpochLogger, RunStart, SilentCallback
 from archlearn.training.checkpoint import (
     Position,
     read_checkpoint,
@@ -109,6 +109,9 @@ def _has_group() -> bool:
 
 
 def _train(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str, Any]:
+    observers = [audience.observer]
+    if settings.record.logger is not None and _is_first():
+        observers.append(EpochLogger(settings.record.logger))
     session = prepare(settings, folder, audience.progress)
     if session.fabric.is_global_zero:
         check_finish(session)
@@ -116,14 +119,16 @@ def _train(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[s
         start = _describe_start(session)
         position = _restore(session, audience.command)
         start = replace(start, first_epoch=position.epoch, first_step=position.step)
-        audience.observer.started(start)
-        loop = TrainingLoop(session, position, audience.observer, stop)
+        for observer in observers:
+            observer.started(start)
+        loop = TrainingLoop(session, position, observers, stop)
         loop.run()
         session.fabric.barrier()
         summary: Mapping[str, Any] = {}
         if session.fabric.is_global_zero:
             summary = finish(session, loop.position, audience.command)
-            audience.observer.finished(summary)
+            for observer in observers:
+                observer.finished(summary)
         return summary
 
 

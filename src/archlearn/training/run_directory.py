@@ -11,7 +11,7 @@ import os
 import shlex
 import socket
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,7 +20,13 @@ import torch
 from safetensors import SafetensorError
 
 from archlearn.data.file_cache import CONFIG, METRICS, write_atomically
-from archlearn.errors import CheckpointError, RunStoppedError, SettingsError, first_line
+from archlearn.errors import (
+    ArchlearnError,
+    CheckpointError,
+    RunStoppedError,
+    SettingsError,
+    first_line,
+)
 from archlearn.training.checkpoint import LATEST, PREVIOUS
 from archlearn.training.settings import RunSettings, format_settings, read_settings
 
@@ -39,34 +45,22 @@ def lock_folder(folder: Path) -> Generator[None]:
     """Keep other processes from learning in a folder until this block is left."""
     path = folder / LOCK
     with _explaining_no_access(folder):
-        file = _open_locked(path)
-    try:
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        file.close()
-
-
-def _open_locked(path: Path) -> TextIO:
-    while True:
         file = path.open("a+", encoding="utf-8")
+    with file:
         if not _try_to_lock(file):
             file.seek(0)
             owner = file.read().strip() or "another process"
-            file.close()
             raise SettingsError(
-                f"{path.parent} is being learnt already, by {owner}; wait until that one ends, or "
-                "stop it first"
+                f"{folder} is being learnt already, by {owner}; wait until that one ends, or stop "
+                "it first"
             )
         try:
-            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                return file
-        except FileNotFoundError:
-            pass
-        file.close()  # its owner took it away between open and lock
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _try_to_lock(file: TextIO) -> bool:
@@ -193,41 +187,39 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def is_disk_full(error: OSError | SafetensorError) -> bool:
-    """Return whether an error is that of a full disk; safetensors has the number in its text."""
-    if isinstance(error, OSError):
-        return error.errno in _FULL
-    return any(f"(os error {number})" in str(error) for number in _FULL)
-
-
 @contextmanager
 def explaining_full_disks(folder: Path) -> Generator[None]:
-    """Turn the error of a full disk into one that says what to do."""
-    try:
+    """Turn the error of a full disk into one that says how to go on with a run."""
+    with _explaining_full_disks(
+        RunStoppedError,
+        lambda: f"what was written into {folder} is whole; make room, then {resume_hint(folder)}",
+    ):
         yield
-    except (OSError, SafetensorError) as error:
-        if not is_disk_full(error):
-            raise
-        why = os.strerror(error.errno or 0) if isinstance(error, OSError) else str(error)
-        raise RunStoppedError(
-            f"the disk is full: {why} while writing into {folder}; what was written "
-            f"before is whole; make room, then {resume_hint(folder)}"
-        ) from error
 
 
 @contextmanager
 def writing(path: Path) -> Generator[None]:
     """See that a file can be written before anything is done, and say so if its disk gets full."""
     check_writable(path)
+    advice = f"so {path} was not written; make room, or choose another file with --out"
+    with _explaining_full_disks(SettingsError, lambda: advice):
+        yield
+
+
+@contextmanager
+def _explaining_full_disks(
+    kind: type[ArchlearnError], advise: Callable[[], str]
+) -> Generator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        if not is_disk_full(error):
+        # Safetensors has the number in its text.
+        numbers = {error.errno} if isinstance(error, OSError) else set[int | None]()
+        numbers |= {number for number in _FULL if f"(os error {number})" in str(error)}
+        if not numbers & _FULL:
             raise
-        raise SettingsError(
-            f"the disk is full, so {path} was not written; make room, or choose another file with "
-            "--out"
-        ) from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise kind(f"the disk is full: {why}; {advise()}") from error
 
 
 def check_writable(path: Path) -> None:

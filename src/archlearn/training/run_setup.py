@@ -50,16 +50,14 @@ from archlearn.training.defaults import (
 from archlearn.training.hardware import start_fabric
 from archlearn.training.initial_model import (
     name_start,
-    normalise_as_imagenet,
-    normalise_as_pretrained,
+    normalise,
     start_network,
     start_teacher,
 )
-from archlearn.training.objectives import Objective, objective_of
+from archlearn.training.objectives import objective_of
 from archlearn.training.run_directory import LATENCY_FILE, read_run_settings, write_json
 from archlearn.training.settings import GateSettings, RunSettings, check_ranges
 from archlearn.training.train_step import (
-    GradientLimits,
     StepContext,
     has_gates,
     make_optimisers,
@@ -84,7 +82,6 @@ class Session:
     settings: RunSettings
     fabric: Fabric
     dataset: Dataset
-    objective: Objective
     example: Tensor
     network: nn.Module
     origin: str
@@ -124,9 +121,7 @@ def load_dataset(settings: RunSettings, progress: DownloadProgress) -> Dataset:
         classes=settings.classes,
         framing=ImageTransform(settings.resize, settings.augment),
     )
-    if settings.normalise == "imagenet":
-        return normalise_as_imagenet(dataset)
-    return normalise_as_pretrained(settings, dataset)
+    return normalise(settings, dataset)
 
 
 def open_session(
@@ -167,7 +162,6 @@ def open_session(
         settings=settings,
         fabric=fabric,
         dataset=dataset,
-        objective=work.objective,
         example=example,
         network=network,
         origin=name_start(settings),
@@ -249,9 +243,8 @@ def _make_work(
         strengths=strengths,
         batch_size=settings.batch_size,
         accumulate=settings.hardware.accumulate,
-        limits=GradientLimits(
-            norm=settings.optimiser.clip_norm or None, gate=step / rate if rate and step else None
-        ),
+        clip_norm=settings.optimiser.clip_norm or None,
+        clip_gate=step / rate if rate and step else None,
     )
 
 

@@ -251,14 +251,14 @@ S = TypeVar("S")
 
 def to_table(settings: object) -> dict[str, Any]:
     """Return settings as nested dictionaries; what is None is left out."""
-    table: dict[str, Any] = {}
-    for item in dataclasses.fields(cast("Any", settings)):
-        value = getattr(settings, item.name)
-        if dataclasses.is_dataclass(value):
-            table[item.name] = to_table(value)
-        elif value is not None:
-            table[item.name] = list(value) if isinstance(value, tuple) else value
-    return table
+    return dataclasses.asdict(
+        cast("Any", settings),
+        dict_factory=lambda items: {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in items
+            if value is not None
+        },
+    )
 
 
 def from_table(kind: type[S], table: Mapping[str, Any], where: str = "") -> S:
@@ -341,14 +341,15 @@ def override(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
 
 def changed_fixed(before: RunSettings, after: RunSettings) -> list[str]:
     """Return the names of settings that differ although a resumed run must keep them."""
-    first, second = to_table(before), to_table(after)
-    changed: list[str] = []
-    for section, name, item in flat_settings():
-        old = (first.get(section, {}) if section else first).get(name)
-        new = (second.get(section, {}) if section else second).get(name)
-        if item.metadata.get("fixed") and old != new:
-            changed.append(name)
-    return changed
+    return [
+        name
+        for section, name, item in flat_settings()
+        if item.metadata["fixed"] and _get(before, section, name) != _get(after, section, name)
+    ]
+
+
+def _get(settings: RunSettings, section: str, name: str) -> Any:
+    return getattr(getattr(settings, section) if section else settings, name)
 
 
 MAX_CONFIG_BYTES = 2**20  # of a settings file; one of ours has two thousand
@@ -375,9 +376,6 @@ def parse_settings(text: str, where: str) -> RunSettings:
         raise SettingsError(f"{where} is not TOML: {error}") from error
     except RecursionError:
         raise SettingsError(f"{where} is no settings file: it is nested too deep") from None
-    record = table.get("record")
-    if isinstance(record, dict) and "tensorboard" in record:  # in files of earlier runs
-        record |= {"logger": "tensorboard"} if record.pop("tensorboard") else {}
     try:
         return from_table(RunSettings, table)
     except SettingsError as error:
@@ -400,19 +398,15 @@ def read_settings(path: Path) -> RunSettings:
             "(MAX_CONFIG_BYTES in archlearn.training.settings)"
         )
     try:
-        text = content.decode("utf-8")
+        return parse_settings(content.decode("utf-8"), str(path))
     except UnicodeDecodeError as error:
-        raise SettingsError(
-            f"the settings {path} are not UTF-8 (byte {error.start} is {content[error.start]:#x}); "
-            "save them as UTF-8, which TOML asks for"
-        ) from error
-    return parse_settings(text, str(path))
+        raise SettingsError(f"{path} is not TOML, which is UTF-8: {error}") from error
 
 
 def check_ranges(settings: RunSettings) -> None:
     """Refuse numbers with which no run can go well."""
     for section, name, item in flat_settings():
-        value = getattr(getattr(settings, section) if section else settings, name)
+        value = _get(settings, section, name)
         within: Range | None = item.metadata["within"]
         if within is not None and value is not None and not within[0](value):
             option = name.replace("_", "-")

@@ -125,35 +125,27 @@ def _can_cut(optimiser: torch.optim.Optimizer) -> bool:
     return all(isinstance(state.get("momentum_buffer"), Tensor) for state in states)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GradientLimits:
-    """Largest norm of the gradient of all weights, and gradient of a gate; None sets no bound."""
-
-    norm: float | None
-    gate: float | None
-
-
 @torch.no_grad()
-def clip_gradients_(optimisers: Optimisers, limits: GradientLimits) -> None:
-    """Bring gradients within their limits: weights by a common factor, gates one by one.
+def clip_gradients_(optimisers: Optimisers, norm: float | None, gate: float | None) -> None:
+    """Bring the norm of all weights' gradient, and each gate's, within a limit; None sets none.
 
     An optimiser whose update is fused divides by the factor itself, on the way.
     """
     weights, *gates = optimisers
     gradients = _gradients(weights)
-    if limits.norm is not None and gradients:
+    if norm is not None and gradients:
         pieces = cut_evenly(gradients)[0] if gradients[0].is_cuda else gradients
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(pieces)))
-        excess = (norm / limits.norm).clamp_(min=1.0)
+        found = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(pieces)))
+        excess = (found / norm).clamp_(min=1.0)
         if weights.defaults.get("fused"):
             vars(weights)["grad_scale"] = excess
         else:
             torch._foreach_div_(gradients, excess)
     for optimiser in gates:
-        if limits.gate is not None:
+        if gate is not None:
             gradients = _gradients(optimiser)
-            torch._foreach_clamp_min_(gradients, -limits.gate)
-            torch._foreach_clamp_max_(gradients, limits.gate)
+            torch._foreach_clamp_min_(gradients, -gate)
+            torch._foreach_clamp_max_(gradients, gate)
 
 
 def _gradients(optimiser: torch.optim.Optimizer) -> list[Tensor]:
@@ -180,7 +172,8 @@ class StepContext:
     strengths: Strengths | None
     batch_size: int
     accumulate: int
-    limits: GradientLimits
+    clip_norm: float | None
+    clip_gate: float | None
 
     @property
     def gate_optimizer(self) -> GateOptimizer | None:
@@ -247,7 +240,7 @@ class EagerStepper:
         parts = indices.tensor_split(work.accumulate * n_processes)[rank::n_processes]
         for number, part in enumerate(parts):
             self._accumulate(part, last=number == len(parts) - 1)
-        clip_gradients_(work.optimisers, work.limits)
+        clip_gradients_(work.optimisers, work.clip_norm, work.clip_gate)
         for optimiser in self._optimisers:
             optimiser.step()
             optimiser.zero_grad()

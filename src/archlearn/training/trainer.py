@@ -8,7 +8,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -64,16 +64,20 @@ class TrainingLoop:
     """Carries a session from a position to its end."""
 
     def __init__(
-        self, session: Session, position: Position, observer: Callback, stop: threading.Event
+        self,
+        session: Session,
+        position: Position,
+        observers: Sequence[Callback],
+        stop: threading.Event,
     ) -> None:
         self._session = session
-        self._observer = observer
+        self._observers = observers
         self._stop = stop
-        self._log = RunLog(session, observer)
+        self._log = RunLog(session, observers)
         self._order_ahead: tuple[int, Tensor] | None = None
         fabric = session.fabric
-        mine = session.dataset.validation.every(fabric.world_size, fabric.global_rank)
-        few = mine.n_bytes <= _MOST_BYTES_ON_DEVICE
+        mine = session.dataset.validation[fabric.global_rank :: fabric.world_size]
+        few = mine.inputs.nbytes <= _MOST_BYTES_ON_DEVICE
         self._validation = mine.to(fabric.device) if few else mine
         self._started = time.monotonic() - position.seconds
         self._first_step = position.step
@@ -102,7 +106,8 @@ class TrainingLoop:
             self.position = replace(self.position, step=self.position.step + done)
             self._shrink()
             self._log.write()
-            self._observer.stepped(self.position.step)
+            for observer in self._observers:
+                observer.stepped(self.position.step)
             self._after_step(place)
         if self._is_ahead_of_device():
             self._order_ahead = (epoch + 1, self._order_of(epoch + 1))
@@ -172,10 +177,10 @@ class TrainingLoop:
         """Take down the lines of an epoch; a device that works on its own is not kept waiting."""
         session, score = self._session, None
         if len(session.dataset.validation):  # each process takes its share
-            sums = sum_scores(session.work.model, self._validation, session.objective)
+            sums = sum_scores(session.work.model, self._validation, session.work.objective)
             total = session.fabric.all_reduce(sums, reduce_op="sum")
             assert isinstance(total, Tensor)
-            score = score_of(total, session.objective.task)
+            score = score_of(total, session.work.objective.task)
         if not session.fabric.is_global_zero:
             return
         n_done, n_steps = self.position.step - self._first_step, session.work.schedule.n_steps

@@ -47,7 +47,7 @@ def measure_removals(network: nn.Module, settings: RunSettings, n_examples: int)
     dataset, device = find_dataset(settings), best_device()
     generator = torch.Generator().manual_seed(_PROBE_SEED)
     order = torch.randperm(len(dataset.train), generator=generator)
-    split = dataset.train.take(order[:n_examples].sort().values).to(device)
+    split = dataset.train[order[:n_examples].sort().values].to(device)
     objective = objective_of(dataset).to(device)
     probed = copy.deepcopy(network).to(device)
     loss = evaluate(probed, split, objective).loss

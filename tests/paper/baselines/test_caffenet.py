@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models import CaffeNet, CaffeNetSizes
+from archlearn.models import CaffeNet
 from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
 from archlearn_paper.baselines.learnt_diagonals import (
@@ -30,7 +30,7 @@ IMAGES = torch.randn(2, 3, 67, 67, generator=torch.Generator().manual_seed(0))
 @pytest.fixture(scope="module")
 def net() -> nn.Module:
     torch.manual_seed(0)
-    return CaffeNet(CaffeNetSizes(side=67, n_outputs=10, factor=1 / 8)).eval()
+    return CaffeNet(side=67, n_outputs=10, factor=1 / 8).eval()
 
 
 @pytest.mark.parametrize(
