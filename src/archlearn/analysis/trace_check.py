@@ -9,7 +9,6 @@ sum, a small change would pass for rounding.
 """
 
 import math
-import random
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -176,22 +175,11 @@ class _Stage:
     def _run(self, call: Callable[[ExampleInputs], Any]) -> Notes:
         notes = Notes()
         layers = stub_layers(self.net, notes) if self.is_bare else evaluating()
-        chance = preserve_rng(self.inputs)
-        with preserve_state(self.net, self.before):
+        with preserve_state(self.net, self.before), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are for whoever calls the model
             try:
                 # ONE_THREAD, or another that traces takes it for a draw.
-                with (
-                    ONE_THREAD,
-                    torch.no_grad(),
-                    chance as devices,
-                    layers,
-                    warnings.catch_warnings(),
-                ):
-                    warnings.simplefilter("ignore")  # they are for whoever calls the model
-                    random.seed(0)
-                    torch.default_generator.manual_seed(0)
-                    for device in devices:
-                        torch.cuda.default_generators[device].manual_seed(0)
+                with ONE_THREAD, torch.no_grad(), preserve_rng(self.inputs, seed=0), layers:
                     out = call(self.inputs.copy())
                     notes.returned, notes.structure = tensors_in(out), structure_of(out)
                     notes.numbers = [float(each) for each in notes.read]
