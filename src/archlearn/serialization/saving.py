@@ -57,7 +57,7 @@ def describe(
     called = {id(model.get_submodule(str(node.target))) for node in nodes}
     entries, shared_modules = _describe_modules(model, called, modules)
     tensors, shared_tensors = _collect_tensors(model, traces.graphs)
-    training = None if traces.training is None else _describe_graph(traces.training)
+    graphs = [_describe_graph(graph) for graph in traces.graphs]
     description = Description(
         class_name=type(model).__name__,
         kind="torch.nn.Sequential" if type(model) is nn.Sequential else "container",
@@ -66,8 +66,8 @@ def describe(
         shared_modules=shared_modules,
         tensors=[_describe_tensor(model, name, tensor) for name, tensor in tensors.items()],
         shared_tensors=shared_tensors,
-        evaluation=_describe_graph(traces.evaluation),
-        training_graph=training,
+        evaluation=graphs[0],
+        training_graph=graphs[1] if graphs[1:] else None,
     )
     return description, tensors
 
@@ -326,7 +326,7 @@ def _find_traces(
             example_inputs = getattr(model, "_archlearn_example", None) or _needed_inputs(model)
         inputs = None if example_inputs is None else ExampleInputs.of(example_inputs)
         return trace(model, inputs, leaves)
-    return Traces(graphs[0], graphs[1] if len(graphs) > 1 else None, {})
+    return Traces(tuple(graphs), {})
 
 
 def _needed_inputs(model: nn.Module) -> ExampleInputs | None:

@@ -169,8 +169,7 @@ def _make(
     blueprint = decision.choice.blueprint
     traces = replace(
         blueprint.traces,
-        evaluation=graphs[0],
-        training=graphs[1] if graphs[1:] else None,
+        graphs=tuple(graphs),
         blocks=blocks_left(blueprint.traces.blocks, small),
     )
     comparison = Comparison((model, small), doubles, inputs, is_derived=True)
