@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import itertools
 import math
 from collections.abc import Container
 from dataclasses import replace
@@ -317,17 +316,13 @@ def _freeze_as_(merged: Any, *parts: nn.Module) -> Any:
 def _compose(first: Any, second: Any, grids: list[Grid]) -> Tensor:
     """Return the kernel of both: at each place of the second's, the first's is added."""
     steps = _times(first.stride, second.dilation)
-    kernel = second.weight.new_zeros(
-        second.out_channels, first.in_channels, *[grid.kernel for grid in grids]
-    )
-    for place in itertools.product(*map(range, second.kernel_size)):
-        part = torch.einsum("om,mi...->oi...", second.weight[(..., *place)], first.weight)
-        region: list[Any] = [...]
-        for p, step, grid, own in zip(place, steps, grids, _grids(first), strict=True):
-            start, spread = p * step // grid.dilation, max(own.dilation // grid.dilation, 1)
-            region.append(slice(start, start + spread * (own.kernel - 1) + 1, spread))
-        kernel[tuple(region)] += part
-    return kernel
+    apart = [grid.dilation for grid in grids]
+    spread, step = ([max(a // b, 1) for a, b in zip(each, apart, strict=True)]
+                    for each in (first.dilation, steps))  # fmt: skip
+    none = [0] * len(grids)
+    one, two = first.weight.transpose(0, 1), second.weight.transpose(0, 1)
+    both = torch.convolution(one, two, None, spread, none, step, True, none, 1)
+    return both.transpose(0, 1)
 
 
 def _has_bias(layer: Any) -> bool:
