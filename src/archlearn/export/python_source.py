@@ -16,12 +16,12 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from archlearn.errors import FileError
+from archlearn.module_utils import find_part
 from archlearn.nn.functional import with_items
 from archlearn.serialization.layer_registry import CONTAINERS, all_layers, merge_classes
 from archlearn.serialization.loading import (
     add_tensors_,
     build_modules,
-    find_described,
     is_chain,
     rebuild_graph,
 )
@@ -112,7 +112,7 @@ class _Source:
         used += [*self._description.shared_tensors, *shared, *shared.values()]
         for path in self._entries:
             owner, _, name = path.rpartition(".")
-            parent = find_described(self.root, owner)
+            parent = find_part(self.root, owner)
             is_used = any(f"{each}.".startswith(f"{path}.") for each in used)
             if parent is not None and not is_used and not isinstance(parent, _LISTS):
                 del parent._modules[name]
@@ -225,7 +225,7 @@ class _Source:
         lines += [self._set_same(path, first) for path, first in shared.items()]
         for entry in self._description.tensors:
             owner, _, name = entry.name.rpartition(".")
-            part = find_described(self.root, owner)
+            part = find_part(self.root, owner)
             if type(part) in CONTAINERS.values():
                 lines.append(_write_tensor(entry, self.refer(owner), name))
         for path, first in self._description.shared_tensors.items():
@@ -235,7 +235,7 @@ class _Source:
 
     def _set_same(self, path: str, first: str) -> str:
         owner, _, name = path.rpartition(".")
-        if owner and isinstance(find_described(self.root, owner), _LISTS):
+        if owner and isinstance(find_part(self.root, owner), _LISTS):
             return f"{self.refer(path)} = {self.refer(first)}"
         return _set(self.refer(owner), name, self.refer(first))
 
