@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 from archlearn.analysis.original_channels import write_kept
 from archlearn.errors import FileError, check_kind
 from archlearn.gating.gate_container import STORE, GateContainer
+from archlearn.module_utils import find_tensor
 from archlearn.serialization.file_format import DTYPES, FORMAT, VERSION, write, write_certificate
 from archlearn.serialization.layer_registry import (
     CONTAINERS,
@@ -159,8 +160,7 @@ def _constants(model: nn.Module, graphs: Sequence[fx.Graph]) -> Iterator[tuple[s
     for graph in graphs:
         for node in graph.nodes:
             if node.op == "get_attr":
-                owner, _, attribute = str(node.target).rpartition(".")
-                value = getattr(model.get_submodule(owner), attribute)
+                value: Any = find_tensor(model, str(node.target))
                 if not isinstance(value, Tensor):
                     raise FileError(
                         f"forward reads the attribute {node.target!r}, which is a "

@@ -101,7 +101,12 @@ def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[in
 
 def select_kept(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
     """Return the indices that are kept along each dimension, laid out in memory as they were."""
-    selected = _select(tensor, kept)
+    selected = tensor
+    if set(kept) == {0, 1}:  # at once, for what lies in between would be large
+        selected = tensor[kept[0][:, None], kept[1]]
+    else:
+        for dim, places in kept.items():
+            selected = selected.index_select(dim, places)
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
     if layout is None:
         return selected.contiguous()
@@ -109,14 +114,6 @@ def select_kept(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
     strides = torch.empty_like(tensor, device="meta", memory_format=layout).stride()
     is_last = tensor.stride() == strides
     return selected.clone(memory_format=layout if is_last else torch.contiguous_format)
-
-
-def _select(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
-    if set(kept) == {0, 1}:  # at once, for what lies in between would be large
-        return tensor[kept[0][:, None], kept[1]]
-    for dim, places in kept.items():
-        tensor = tensor.index_select(dim, places)
-    return tensor
 
 
 def update_sizes_(net: nn.Module) -> None:
