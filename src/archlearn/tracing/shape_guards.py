@@ -6,7 +6,6 @@ changes from call to call: the calls traced so far are run on the example inputs
 other sizes, each call once. Meanwhile nothing is traced: `untraced` says so.
 """
 
-import math
 import operator
 import sys
 import threading
@@ -24,7 +23,7 @@ from torch.fx.proxy import Attribute
 
 from archlearn.module_utils import evaluating, find_module, unnoticed
 from archlearn.nn.functional import with_items
-from archlearn.op_table import ATTRIBUTES, KIND, RANK, SIZES, about_of, works_in_place
+from archlearn.op_table import ATTRIBUTES, KIND, RANK, SIZES, about_of, saved_calls, works_in_place
 from archlearn.tracing.example_inputs import ExampleInputs, check_argument, check_kind, values_for
 from archlearn.tracing.fx_utils import (
     asks_for_class,
@@ -146,12 +145,7 @@ class AskingAttribute(Asking, Attribute):
         return AskingAttribute(self, k)
 
 
-_OPERATORS = {
-    operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
-    operator.neg, operator.pow, operator.getitem, operator.eq, operator.ne, operator.lt,
-    operator.le, operator.gt, operator.ge, operator.and_, operator.or_,
-    math.ceil, math.floor, math.sqrt,
-}  # fmt: skip
+_OPERATORS = frozenset(saved_calls("operator", "math").values())
 REFUSALS = {
     "bool": "symbolically traced variables cannot be used as inputs to control flow",
     "iter": "a loop over a traced value has as many turns as the data says",

@@ -1,7 +1,7 @@
 """`certify`: compare two models on the example and random inputs like it, in double precision."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -57,24 +57,20 @@ def joined_sample(inputs: ExampleInputs, most_rows: int | None = None) -> Sample
     n = N_RANDOM if N_RANDOM * (_size(inputs) // n_rows) <= _SMALL else 1
     inputs = inputs.map(lambda x: x[:most_rows])
     n_left = _count_rows(inputs)
-    drawn = draw_like(inputs, 0, lambda shape: (n, *shape[1:]))
+    drawn = draw_like(inputs, 0, n)
     second = iter(drawn.tensors())
     joined = inputs.map(lambda x: torch.cat([x, next(second)]))
     return SampleInput(joined, 1 + n, n_left + n if n_left < n_rows else None)
 
 
-def draw_like(
-    inputs: ExampleInputs,
-    seed: int,
-    reshape: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda shape: shape,
-) -> ExampleInputs:
+def draw_like(inputs: ExampleInputs, seed: int, n_rows: int | None = None) -> ExampleInputs:
     """Return random inputs of the same kind; booleans and complex numbers stay as they are."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(value: Tensor) -> Tensor:
         if value.numel() == 0:
             return value
-        shape = reshape(tuple(value.shape))
+        shape = value.shape if n_rows is None else (n_rows, *value.shape[1:])
         if value.is_floating_point():
             return torch.randn(shape, generator=generator, dtype=torch.float64).to(value)
         if value.dtype is torch.bool or value.is_complex():
