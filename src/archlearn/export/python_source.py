@@ -7,6 +7,7 @@ written, but for layers that are classes of the user's or of archlearn.
 import inspect
 import json
 import operator
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from archlearn.serialization.schema import Description, TensorEntry
 from archlearn.serialization.values import decode, is_identifier, name_operation
 from archlearn.tracing.example_inputs import CHECKS
 from archlearn.tracing.fx_utils import thaw
+from archlearn.tracing.output_types import is_construction
 
 _LISTS = (nn.Sequential, nn.ModuleList)
 _SAME_FOR_ALL_DIMS = ("kernel_size", "stride", "padding", "dilation", "output_padding")
@@ -394,8 +396,9 @@ class _Function:
         if node.op == "call_method":
             return f"{_literal(args[0])}.{node.target}({_arguments(args[1:], kwargs)})"
         target: Any = node.target
-        if hasattr(target, "_fields"):
-            return f"dict({_arguments([], dict(zip(target._fields, args, strict=True)))})"
+        if is_construction(target) and target is not OrderedDict:  # a named tuple, or a record
+            parts = dict(zip(getattr(target, "_fields", ()), args, strict=True)) | dict(kwargs)
+            return f"dict({_arguments([], parts)})"
         if target is getattr:
             return f"{args[0]}.{args[1]}"
         if target is operator.getitem:
