@@ -224,7 +224,8 @@ def merge_linear(first: nn.Linear, second: nn.Linear) -> nn.Linear:
             f"cannot merge: the first layer gives {first.out_features} features "
             f"but the second takes {second.in_features}"
         )
-    has_bias = first.bias is not None or second.bias is not None
+    parts: tuple[Any, ...] = (first, second)  # torch says that a bias is never None
+    has_bias = any(part.bias is not None for part in parts)
     merged = nn.Linear(first.in_features, second.out_features, bias=has_bias).to(second.weight)
     merged.weight.copy_(second.weight @ first.weight)
     if has_bias:
