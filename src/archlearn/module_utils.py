@@ -126,11 +126,17 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
     return copy.deepcopy(model, known)
 
 
+def find_part(net: nn.Module, path: str) -> nn.Module | None:
+    """Return the submodule of a path such as "body.0", or None; no property is evaluated."""
+    found: nn.Module | None = net
+    for name in path.split(".") if path else ():
+        found = None if found is None else found._modules.get(name)
+    return found
+
+
 def find_module(net: nn.Module, name: str) -> nn.Module:
     """Return the submodule of that name."""
-    module: nn.Module | None = net
-    for part in name.split(".") if name else ():
-        module = None if module is None else module._modules.get(part)
+    module = find_part(net, name)
     return net.get_submodule(name) if module is None else module
 
 

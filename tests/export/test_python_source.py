@@ -201,3 +201,21 @@ def test_items_that_are_set_are_statements(tmp_path: Path) -> None:
     assert "[:2] = 1.5\n" in text
     x = torch.randn(3, 5, 6)
     assert torch.equal(loaded(x), model(x))
+
+
+def test_an_output_of_transformers_becomes_a_dict(tmp_path: Path) -> None:
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+
+    class Records(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            return outputs.BaseModelOutput(last_hidden_state=self.last(F.relu(self.first(x))))
+
+    model = halve(Records(), torch.randn(2, 6))
+    text, loaded = run_source(model, tmp_path)
+    assert "return dict(last_hidden_state=" in text
+    x = torch.randn(3, 6)
+    assert torch.equal(loaded(x)["last_hidden_state"], model(x)[0])

@@ -9,7 +9,6 @@ sum, a small change would pass for rounding.
 """
 
 import math
-import random
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -38,13 +37,11 @@ class Notes:
     """What layers read in one run, and the tensors and types that the run returned, or an error.
 
     Attributes:
-        read: One number for what each layer read, where the model is.
-        numbers: The same once the run is over: a GPU is waited for only then.
+        read: One number for what each layer read, where the model is: a GPU is not waited for.
     """
 
     layers: list[str] = field(default_factory=list)
     read: list[Tensor] = field(default_factory=list)
-    numbers: list[float] = field(default_factory=list)
     returned: list[Tensor] = field(default_factory=list)
     structure: Any = None
     error: Exception | None = None
@@ -176,25 +173,13 @@ class _Stage:
     def _run(self, call: Callable[[ExampleInputs], Any]) -> Notes:
         notes = Notes()
         layers = stub_layers(self.net, notes) if self.is_bare else evaluating()
-        chance = preserve_rng(self.inputs)
-        with preserve_state(self.net, self.before):
+        with preserve_state(self.net, self.before), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are for whoever calls the model
             try:
                 # ONE_THREAD, or another that traces takes it for a draw.
-                with (
-                    ONE_THREAD,
-                    torch.no_grad(),
-                    chance as devices,
-                    layers,
-                    warnings.catch_warnings(),
-                ):
-                    warnings.simplefilter("ignore")  # they are for whoever calls the model
-                    random.seed(0)
-                    torch.default_generator.manual_seed(0)
-                    for device in devices:
-                        torch.cuda.default_generators[device].manual_seed(0)
+                with ONE_THREAD, torch.no_grad(), preserve_rng(self.inputs, seed=0), layers:
                     out = call(self.inputs.copy())
                     notes.returned, notes.structure = tensors_in(out), structure_of(out)
-                    notes.numbers = [float(each) for each in notes.read]
             except Exception as error:
                 notes.error = error
         return notes
@@ -244,11 +229,14 @@ def _find_difference(meant: Notes, traced: Notes) -> str:
     if meant.error is not None or traced.error is not None:
         both = meant.error is not None and traced.error is not None
         return "" if both else f"fails ({first_line(traced.error or Exception('not'))})"
-    of_layers = zip(meant.layers, traced.layers, meant.numbers, traced.numbers, strict=False)
+    numbers = [map(float, notes.read) for notes in (meant, traced)]
+    of_layers = zip(meant.layers, traced.layers, *numbers, strict=False)
     for first, second, read, read_by_trace in of_layers:
         if first != second:
             return f"calls {second!r} where forward calls {first!r}"
-        if not numpy.isclose(read, read_by_trace, _RELATIVE, _ABSOLUTE, equal_nan=True):
+        if not numpy.isclose(
+            float(read), float(read_by_trace), _RELATIVE, _ABSOLUTE, equal_nan=True
+        ):
             return f"gives {first!r} other numbers to read"
     if len(meant.layers) != len(traced.layers):
         return f"calls {len(traced.layers)} layers, forward calls {len(meant.layers)}"

@@ -105,7 +105,13 @@ def _read_original(model: nn.Module, folder: Path) -> tuple[type[nn.Module], Any
             f"{name} is no model of transformers {transformers.__version__}, so no config says its "
             "sizes; keep the file of archlearn.save, or export the model in another format"
         )
-    said = _read_config(folder / CONFIG)
+    try:
+        said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{folder / CONFIG} is not JSON ({first_line(error)}); copy it again"
+        ) from error
+    said = said if isinstance(said, dict) else {}
     config_class: Any = kind.config_class
     if said.get("model_type") != config_class.model_type:
         raise InputError(
@@ -119,14 +125,6 @@ def _read_original(model: nn.Module, folder: Path) -> tuple[type[nn.Module], Any
             f"{folder / CONFIG} makes no {config_class.__name__} ({first_line(error)}); name the "
             "folder of the model that was gated"
         ) from error
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON ({first_line(error)}); copy it again") from error
-    return said if isinstance(said, dict) else {}
 
 
 def _make_inputs(model: nn.Module, config: Any) -> ExampleInputs:

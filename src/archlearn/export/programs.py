@@ -10,14 +10,18 @@ from typing import Any
 import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from archlearn.errors import FileError, InputError, check_installed, first_line
+from archlearn.errors import ArchlearnError, FileError, InputError, check_installed, first_line
 from archlearn.export.python_source import write_source
 from archlearn.gating.cost_counter import known_inputs
 from archlearn.module_utils import evaluating
-from archlearn.tracing.symbolic_trace import ExampleInputs
+from archlearn.tracing.example_inputs import ExampleInputs
+from archlearn.tracing.output_types import tensors_in
 
+Run = Callable[[ExampleInputs], list[Tensor]]
+Written = tuple[tuple[Path, ...], Run]
+"""The files that were written, and what runs them."""
 TOLERANCE = 1e-4
 """The largest difference to the model, for the size of its outputs; other programs sum in float32
 in an order of their own."""
@@ -61,51 +65,53 @@ def export_model(
     """
     if to not in FORMATS:
         raise InputError(f"to={to!r} is no format; choose one of {', '.join(FORMATS)}")
-    return FORMATS[to](model, Path(path), known_inputs(model, example_inputs))
+    inputs, path = known_inputs(model, example_inputs), Path(path)
+    if to == "onnx":
+        check_installed("export to ONNX", "export", "onnx", "onnxscript", "onnxruntime")
+    with evaluating(model), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own parts about one another
+        try:
+            paths, run = FORMATS[to](model, path, inputs)
+        except ArchlearnError:
+            raise
+        except Exception as error:
+            raise FileError(
+                f"torch cannot export {type(model).__name__} ({first_line(error)}); its Python "
+                "source or archlearn.save may serve"
+            ) from error
+        difference = _compare(model, inputs, run)
+    return Exported(paths, difference, sum(each.stat().st_size for each in paths))
 
 
-def export_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Exported:
-    """Write a model as ONNX, and run it in onnxruntime beside the model."""
-    check_installed("export to ONNX", "export", "onnx", "onnxscript", "onnxruntime")
+def _write_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
+    """Write a model as ONNX, and read it by onnxruntime."""
+    import onnxruntime
 
-    def write() -> None:
-        torch.onnx.export(
-            model, inputs.args, path, kwargs=inputs.kwargs, dynamo=True, verbose=False,
-            dynamic_shapes=_any_batch(model, inputs), external_data=False,
-        )  # fmt: skip
+    torch.onnx.export(
+        model, inputs.args, path, kwargs=inputs.kwargs, dynamo=True, verbose=False,
+        dynamic_shapes=_any_batch(model, inputs), external_data=False,
+    )  # fmt: skip
+    session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
 
-    def read() -> Callable[[ExampleInputs], list[Tensor]]:
-        import onnxruntime
+    def run(given: ExampleInputs) -> list[Tensor]:
+        arrays = [tensor.numpy() for tensor in given.tensors()]
+        found = session.run(None, dict(zip(names, arrays, strict=True)))
+        return [torch.from_numpy(array) for array in found]
 
-        session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        names = [each.name for each in session.get_inputs()]
-
-        def run(given: ExampleInputs) -> list[Tensor]:
-            arrays = [tensor.numpy() for tensor in given.tensors()]
-            found = session.run(None, dict(zip(names, arrays, strict=True)))
-            return [torch.from_numpy(array) for array in found]
-
-        return run
-
-    return _export(model, path, inputs, write, read)
+    return (path,), run
 
 
-def export_program(model: nn.Module, path: Path, inputs: ExampleInputs) -> Exported:
-    """Write a model as an `ExportedProgram` of torch.export, and run that beside the model."""
-
-    def write() -> None:
-        shapes = _any_batch(model, inputs)
-        program = torch.export.export(model, inputs.args, inputs.kwargs, dynamic_shapes=shapes)
-        torch.export.save(program, path)
-
-    def read() -> Callable[[ExampleInputs], list[Tensor]]:
-        loaded = torch.export.load(path).module()
-        return lambda given: _tensors(loaded(*given.args, **given.kwargs))
-
-    return _export(model, path, inputs, write, read)
+def _write_program(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
+    """Write a model as an `ExportedProgram` of torch.export, and read that."""
+    shapes = _any_batch(model, inputs)
+    program = torch.export.export(model, inputs.args, inputs.kwargs, dynamic_shapes=shapes)
+    torch.export.save(program, path)
+    loaded = torch.export.load(path).module()
+    return (path,), lambda given: tensors_in(loaded(*given.args, **given.kwargs))
 
 
-def export_source(model: nn.Module, path: Path, inputs: ExampleInputs) -> Exported:
+def _write_source(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
     """Write a model as Python source and, beside it, a safetensors file with its weights."""
     weights = path.with_suffix(".safetensors")
     text, tensors = write_source(model, weights.name, inputs)
@@ -115,39 +121,15 @@ def export_source(model: nn.Module, path: Path, inputs: ExampleInputs) -> Export
     names: dict[str, Any] = {}
     exec(compile(text, str(path), "exec"), names)  # what was written a moment ago
     loaded = names["load"](str(weights))
-    with torch.no_grad(), evaluating(model):
-        difference = _compare(model, inputs, lambda x: _tensors(loaded(*x.args, **x.kwargs)))
-    return Exported((path, weights), difference, _size(path, weights))
+    return (path, weights), lambda given: tensors_in(loaded(*given.args, **given.kwargs))
 
 
-def _export(
-    model: nn.Module,
-    path: Path,
-    inputs: ExampleInputs,
-    write: Callable[[], None],
-    read: Callable[[], Callable[[ExampleInputs], list[Tensor]]],
-) -> Exported:
-    with evaluating(model), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's own parts about one another
-        try:
-            write()
-        except Exception as error:
-            raise FileError(
-                f"torch cannot export {type(model).__name__} ({first_line(error)}); its Python "
-                "source or archlearn.save may serve"
-            ) from error
-        difference = _compare(model, inputs, read())
-    return Exported((path,), difference, _size(path))
-
-
-def _compare(
-    model: nn.Module, inputs: ExampleInputs, run: Callable[[ExampleInputs], list[Tensor]]
-) -> float:
+def _compare(model: nn.Module, inputs: ExampleInputs, run: Run) -> float:
     """Return the largest difference on the example and on one row more."""
     worst = 0.0
     one_row_more = inputs.map(lambda x: torch.cat([x, x[:1]]) if x.dim() else x)
     for given in (inputs, one_row_more):
-        expected = _tensors(model(*given.args, **given.kwargs))
+        expected = tensors_in(model(*given.args, **given.kwargs))
         found = run(given)
         for y, other in zip(expected, found, strict=True):
             scale = y.double().abs().max().clamp(min=1.0)
@@ -177,12 +159,4 @@ def _any_batch(model: nn.Module, inputs: ExampleInputs) -> Any:
     return {name: tree_map(describe, value) for name, value in inputs.kwargs.items()}
 
 
-def _tensors(values: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
-FORMATS = {"onnx": export_onnx, "torch-export": export_program, "python": export_source}
-
-
-def _size(*paths: Path) -> int:
-    return sum(path.stat().st_size for path in paths)
+FORMATS = {"onnx": _write_onnx, "torch-export": _write_program, "python": _write_source}

@@ -309,9 +309,7 @@ def _prepare(
         plan = write_plan(owner, decision, "parameters")
         small, graphs, changed = apply_plan(owner, decision, plan)
         plain = [without_marks(graph) for graph in graphs]
-        traces = replace(
-            blueprint.traces, evaluation=plain[0], training=plain[1] if plain[1:] else None
-        )
+        traces = replace(blueprint.traces, graphs=tuple(plain))
         try:
             choice = reselect_sites(small, inputs, store.choice, traces, dropped)
         except SurgeryError:  # a hook registered since, which the comparison below takes part in

@@ -189,13 +189,6 @@ _MARK = "_archlearn_opaque"
 _OBJECT = "object"
 
 
-@cache
-def all_composites() -> dict[str, type[nn.Module]]:
-    """Return the classes that every file may name, beside those that the caller gives."""
-    listed = {f"torch.nn.{kind.__name__}": kind for kind in BLOCKS}
-    return {**listed, "archlearn.NarrowedLocalResponseNorm": NarrowedLocalResponseNorm}
-
-
 def merge_classes(modules: Mapping[str, type[Any]] | None) -> dict[str, type[Any]]:
     """Return the user's classes and those that every file may name."""
     advice = 'give a dict from names to classes, such as {"Attention": Attention}'
@@ -207,7 +200,9 @@ def merge_classes(modules: Mapping[str, type[Any]] | None) -> dict[str, type[Any
             raise InputError(
                 f"modules={{{name!r}: ...}} takes a name that files use; choose another"
             )
-    return {**all_composites(), **(modules or {})}
+    known: dict[str, type[Any]] = {f"torch.nn.{kind.__name__}": kind for kind in BLOCKS}
+    known["archlearn.NarrowedLocalResponseNorm"] = NarrowedLocalResponseNorm
+    return {**known, **(modules or {})}
 
 
 # Decoders of transformers call these as they are, for they turn autocast off. Files may name them,
@@ -356,9 +351,11 @@ def is_opaque(module: nn.Module) -> bool:
     return _MARK in vars(module)
 
 
-# The class that computes each norm, by the name of the function that puts it there.
-_NORMS = {"weight_norm": "_WeightNorm", "spectral_norm": "_SpectralNorm"}
-_SETTINGS = {"weight_norm": ("dim",), "spectral_norm": ("n_power_iterations", "eps", "dim")}
+# The class that computes each norm, and its settings, by the function that puts it there.
+_NORMS = {
+    "weight_norm": ("_WeightNorm", ("dim",)),
+    "spectral_norm": ("_SpectralNorm", ("n_power_iterations", "eps", "dim")),
+}
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:
@@ -379,13 +376,10 @@ def read_parametrisations(name: str, module: nn.Module) -> dict[str, object]:
 
 
 def _read_norm(name: str, steps: list[nn.Module]) -> dict[str, object]:
-    for norm, kind in _NORMS.items():
+    for norm, (kind, settings) in _NORMS.items():
         if len(steps) == 1 and type(steps[0]).__name__ == kind:
-            read = {setting: getattr(steps[0], setting, None) for setting in _SETTINGS[norm]}
-            return {
-                "norm": norm,
-                **{key: value for key, value in read.items() if value is not None},
-            }
+            read = {setting: getattr(steps[0], setting, None) for setting in settings}
+            return {"norm": norm, **{key: n for key, n in read.items() if n is not None}}
     raise FileError(
         f"the tensor {name!r} is parametrised by {type(steps[0]).__name__}, which a file cannot "
         "hold; call torch.nn.utils.parametrize.remove_parametrizations first"
@@ -441,6 +435,6 @@ def _check_norm(described: object) -> tuple[str, dict[str, Any]]:
     norm = settings.pop("norm", None)
     numbers = all(isinstance(value, int | float) for value in settings.values())
     known = isinstance(norm, str) and norm in _NORMS
-    if not known or not numbers or not set(settings) <= set(_SETTINGS[norm]):
+    if not known or not numbers or not set(settings) <= set(_NORMS[norm][1]):
         raise FileError(f"it normalises by {shorten(described)}, which is not a norm")
     return norm, settings

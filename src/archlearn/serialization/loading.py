@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from archlearn.analysis.original_channels import KEPT, read_kept
 from archlearn.errors import FileError, check_kind
+from archlearn.module_utils import find_module, find_part
 from archlearn.op_table import ATTRIBUTES
 from archlearn.serialization.file_format import (
     check_tensors,
@@ -116,22 +117,12 @@ def add_tensors_(root: nn.Module, description: Description) -> None:
     _refuse_missing(root, [*entries, *description.shared_tensors])
 
 
-def find_described(root: nn.Module, path: str) -> nn.Module | None:
-    """Return the submodule of a path such as "body.0", or None; no property is evaluated."""
-    found: nn.Module | None = root
-    for name in path.split(".") if path else ():
-        if found is None:
-            return None
-        found = found._modules.get(name)
-    return found
-
-
 def _refuse_missing(root: nn.Module, described: Iterable[str]) -> None:
     """Raise unless every tensor of every module is described under one of its names."""
     held: set[tuple[nn.Module | None, str]] = set()
     for path in described:
         owner, _, name = path.rpartition(".")
-        held.add((find_described(root, owner), name))
+        held.add((find_part(root, owner), name))
     for path, module in root.named_modules():
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is not None and (module, name) not in held:
@@ -189,7 +180,7 @@ def _add_tensor_(root: nn.Module, path: str, entry: TensorEntry) -> None:
     owner, _, name = path.rpartition(".")
     if entry.requires_grad and "float" not in entry.dtype and entry.dtype != "complex64":
         raise FileError(f"the tensor {shorten(path)} is {shorten(entry.dtype)} with a gradient")
-    module = find_described(root, owner)
+    module = find_part(root, owner)
     if module is None or not _PART.fullmatch(name):
         raise FileError(f"a tensor is named {shorten(path)}, which is no place in the model")
     slots = {**module._parameters, **module._buffers}
@@ -281,7 +272,7 @@ def _check_target(entry: NodeEntry, args: tuple[Any, ...], root: nn.Module) -> A
             and len(args) <= 1
         ),
         "output": lambda: target == "output" and len(args) == 1,
-        "call_module": lambda: target != "" and find_described(root, target) is not None,
+        "call_module": lambda: target != "" and find_part(root, target) is not None,
         "get_attr": lambda: _has_tensor(root, target),
         "call_method": lambda: target in SAVED_METHODS and _starts(args),
     }
@@ -295,7 +286,7 @@ def _check_target(entry: NodeEntry, args: tuple[Any, ...], root: nn.Module) -> A
 
 def _has_tensor(root: nn.Module, path: str) -> bool:
     owner, _, name = path.rpartition(".")
-    module = find_described(root, owner)
+    module = find_part(root, owner)
     return module is not None and (
         module._parameters.get(name) is not None or module._buffers.get(name) is not None
     )
@@ -350,52 +341,41 @@ def rebuild(description: Description, modules: Mapping[str, type[Any]]) -> nn.Mo
     """Return the described model on the meta device, where it takes no memory for its numbers."""
     root = build_modules(description, modules)
     add_tensors_(root, description)
-    evaluation = rebuild_graph(root, description.evaluation)
-    described = description.training_graph
-    training = None if described is None else rebuild_graph(root, described)
+    described = [description.evaluation, description.training_graph]
+    graphs = [rebuild_graph(root, each) for each in described if each is not None]
     if is_chain(description):
         return root
-    return bind(root, description.class_name, evaluation, training)
+    name = description.class_name
+    if not is_identifier(name):
+        raise FileError(f"its class is named {shorten(name)}, which is not an identifier")
+    try:
+        with catch_warnings(action="error", category=SyntaxWarning):
+            root.__class__ = generate_class(nn.Module, name, graphs, __module__=__name__)
+    except Exception as error:
+        raise FileError(f"its calls make no function ({shorten(error)})") from error
+    return root
 
 
 def fill_(model: nn.Module, description: Description, tensors: Mapping[str, Tensor]) -> None:
     """Give a rebuilt model its numbers, and every module its mode."""
-    values = {entry.name: _as_role(entry, tensors[entry.name]) for entry in description.tensors}
+    values: dict[str, Tensor] = {}
+    for entry in description.tensors:
+        tensor = tensors[entry.name].requires_grad_(entry.requires_grad)
+        is_parameter = entry.role == "parameter"
+        values[entry.name] = nn.Parameter(tensor, entry.requires_grad) if is_parameter else tensor
     for name, first in [*((name, name) for name in values), *description.shared_tensors.items()]:
         path, _, attribute = name.rpartition(".")
-        owner = _existing_module(model, path)
+        owner = find_module(model, path)
         if name == first:
             owner._parameters.pop(attribute, None)  # so that parameters keep their order
         setattr(owner, attribute, values[first])
     model.training = description.training
     for entry in description.modules:
-        module = _existing_module(model, entry.name)
+        module = find_module(model, entry.name)
         if takes_parts(module):  # what is inside has an entry of its own
             module.training = entry.training
         else:
             module.train(entry.training)
-
-
-def _existing_module(model: nn.Module, path: str) -> nn.Module:
-    module = find_described(model, path)
-    if module is None:
-        raise FileError(f"it names the module {shorten(path)}, which is not there")
-    return module
-
-
-def bind(
-    root: nn.Module, class_name: str, evaluation: fx.Graph, training: fx.Graph | None
-) -> nn.Module:
-    """Return `root` as a model whose `forward` carries the graphs out."""
-    if not is_identifier(class_name):
-        raise FileError(f"its class is named {shorten(class_name)}, which is not an identifier")
-    graphs = [evaluation] if training is None else [evaluation, training]
-    try:
-        with catch_warnings(action="error", category=SyntaxWarning):
-            root.__class__ = generate_class(nn.Module, class_name, graphs, __module__=__name__)
-    except Exception as error:
-        raise FileError(f"its calls make no function ({shorten(error)})") from error
-    return root
 
 
 def is_chain(description: Description) -> bool:
@@ -403,12 +383,6 @@ def is_chain(description: Description) -> bool:
     plain = CONTAINERS.keys() - {"torch.nn.Sequential"}
     kinds = [description.kind, *(entry.kind for entry in description.modules)]
     return plain.isdisjoint(kinds)
-
-
-def _as_role(entry: TensorEntry, tensor: Tensor) -> Tensor:
-    if entry.role == "parameter":
-        return nn.Parameter(tensor, requires_grad=entry.requires_grad)
-    return tensor.requires_grad_(entry.requires_grad)
 
 
 @torch.inference_mode(False)

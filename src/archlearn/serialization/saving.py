@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 from archlearn.analysis.original_channels import write_kept
 from archlearn.errors import FileError, check_kind
 from archlearn.gating.gate_container import STORE, GateContainer
+from archlearn.module_utils import find_tensor
 from archlearn.serialization.file_format import DTYPES, FORMAT, VERSION, write, write_certificate
 from archlearn.serialization.layer_registry import (
     CONTAINERS,
@@ -57,7 +58,7 @@ def describe(
     called = {id(model.get_submodule(str(node.target))) for node in nodes}
     entries, shared_modules = _describe_modules(model, called, modules)
     tensors, shared_tensors = _collect_tensors(model, traces.graphs)
-    training = None if traces.training is None else _describe_graph(traces.training)
+    graphs = [_describe_graph(graph) for graph in traces.graphs]
     description = Description(
         class_name=type(model).__name__,
         kind="torch.nn.Sequential" if type(model) is nn.Sequential else "container",
@@ -66,8 +67,8 @@ def describe(
         shared_modules=shared_modules,
         tensors=[_describe_tensor(model, name, tensor) for name, tensor in tensors.items()],
         shared_tensors=shared_tensors,
-        evaluation=_describe_graph(traces.evaluation),
-        training_graph=training,
+        evaluation=graphs[0],
+        training_graph=graphs[1] if graphs[1:] else None,
     )
     return description, tensors
 
@@ -159,8 +160,7 @@ def _constants(model: nn.Module, graphs: Sequence[fx.Graph]) -> Iterator[tuple[s
     for graph in graphs:
         for node in graph.nodes:
             if node.op == "get_attr":
-                owner, _, attribute = str(node.target).rpartition(".")
-                value = getattr(model.get_submodule(owner), attribute)
+                value: Any = find_tensor(model, str(node.target))
                 if not isinstance(value, Tensor):
                     raise FileError(
                         f"forward reads the attribute {node.target!r}, which is a "
@@ -326,7 +326,7 @@ def _find_traces(
             example_inputs = getattr(model, "_archlearn_example", None) or _needed_inputs(model)
         inputs = None if example_inputs is None else ExampleInputs.of(example_inputs)
         return trace(model, inputs, leaves)
-    return Traces(graphs[0], graphs[1] if len(graphs) > 1 else None, {})
+    return Traces(tuple(graphs), {})
 
 
 def _needed_inputs(model: nn.Module) -> ExampleInputs | None:

@@ -169,26 +169,17 @@ def decode(value: object, find_node: FindNode = refuse_node, depth: int = 0) -> 
     if not isinstance(value, dict) or len(cast(dict[str, object], value)) != 1:
         raise FileError(f"it holds the argument {shorten(value)}, which is of no known kind")
     ((kind, content),) = cast(dict[str, object], value).items()
-    if kind in ("tuple", "slice", "dict", "set"):
-        return _decode_group(kind, decode(_listed(content), find_node, depth + 1))
-    return _decode_single(kind, content, find_node)
-
-
-def _decode_group(kind: str, items: list[Any]) -> object:
-    if kind == "tuple":
-        return tuple(items)
-    if kind == "slice" and len(items) == 3:
-        return slice(*items)
-    if kind == "set" and all(isinstance(item, str | int) for item in items):
-        return set(items)
-    pairs = all(isinstance(item, list) and len(item) == 2 for item in items)
-    if kind == "dict" and pairs and all(isinstance(key, str | int) for key, _ in items):
-        return dict(items)
-    raise FileError(f"it holds the {kind} {shorten(items)}, which is not a {kind}")
-
-
-def _decode_single(kind: str, content: object, find_node: FindNode) -> object:
+    if kind in ("tuple", "slice", "dict", "set") and isinstance(content, list):
+        content = decode(cast(list[object], content), find_node, depth + 1)
     match kind, content:
+        case "tuple", list():
+            return tuple(content)
+        case "slice", [start, stop, step]:
+            return slice(start, stop, step)
+        case "set", list() if all(isinstance(item, str | int) for item in content):
+            return set(content)
+        case "dict", list() if all(_is_pair(item) for item in content):
+            return dict(content)
         case "node", str():
             return find_node(content)
         case "operation", str() if content != "getattr":
@@ -205,13 +196,12 @@ def _decode_single(kind: str, content: object, find_node: FindNode) -> object:
             raise FileError(f"it holds {shorten({kind: content})}, which is of no known kind")
 
 
+def _is_pair(item: object) -> bool:
+    """Return whether a part of a decoded dict is a key and a value."""
+    return isinstance(item, list) and len(item) == 2 and isinstance(item[0], str | int)
+
+
 def shorten(value: object) -> str:
     """Return a value for an error message, without letting a file fill the screen."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _listed(content: object) -> list[object]:
-    if isinstance(content, list):
-        return cast(list[object], content)
-    raise FileError(f"it holds {shorten(content)} where a list belongs")

@@ -27,7 +27,7 @@ from archlearn.module_utils import (
 )
 from archlearn.surgery.graph_rewriter import Rewriter
 from archlearn.surgery.narrowing import (
-    MergeApplier,
+    apply_merges_,
     blocks_left,
     find_shifts,
     narrowed_tensors,
@@ -169,8 +169,7 @@ def _make(
     blueprint = decision.choice.blueprint
     traces = replace(
         blueprint.traces,
-        evaluation=graphs[0],
-        training=graphs[1] if graphs[1:] else None,
+        graphs=tuple(graphs),
         blocks=blocks_left(blueprint.traces.blocks, small),
     )
     comparison = Comparison((model, small), doubles, inputs, is_derived=True)
@@ -219,20 +218,20 @@ def apply_plan(
         rewriter.narrow_special(done)
     update_sizes_(small)
     shift_biases_(small, shifts, plan.narrowings)
-    carrier = MergeApplier(small, plan, decision.choice, [rewriter.graph for rewriter in rewriters])
-    carrier.run()
-    remove_tensors_(small, plan.removed, carrier.graphs)
+    graphs = [rewriter.graph for rewriter in rewriters]
+    merged = apply_merges_(small, plan, decision.choice, graphs)
+    remove_tensors_(small, plan.removed, graphs)
     store = find_store(gated)
     was_bound = store.was_bound if store is not None else is_bound(gated)
     changed = (
         was_bound
         or bool(plan.branches)
-        or carrier.changed
+        or merged
         or any(rewriter.changed for rewriter in rewriters)
     )
     # The user's own forward would go on where the gated model refuses: on branches never followed.
-    changed = changed or any(node.target in CHECKS for g in carrier.graphs for node in g.nodes)
-    return small, carrier.graphs, changed
+    changed = changed or any(node.target in CHECKS for g in graphs for node in g.nodes)
+    return small, graphs, changed
 
 
 def _copy_narrowed(gated: nn.Module, plan: Plan) -> nn.Module:

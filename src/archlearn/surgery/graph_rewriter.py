@@ -26,7 +26,7 @@ from archlearn.analysis.rule_api import name_of, opaque
 from archlearn.errors import SurgeryError
 from archlearn.op_table import KIND
 from archlearn.surgery.reshape_rewriter import Cuts, Move, rewrite_move
-from archlearn.surgery.special_layers import Seen, narrow_call_
+from archlearn.surgery.special_layers import SpecialCall
 from archlearn.tracing.block_hooks import MARKS, erase_marks_of_
 from archlearn.tracing.example_inputs import CHECKS, check_argument
 from archlearn.tracing.fx_utils import call_node, leaves_of, source_of
@@ -92,11 +92,17 @@ class Rewriter:
             node = self.nodes.get(old.name)
             if node is not None and old.op.startswith("call"):
                 source = self.values[old.all_input_nodes[0].name] if old.all_input_nodes else None
-                is_gated = old.name in self.blueprint.followed[self.place].reads
-                is_whole = self.blueprint.whole_groups.get(old.name, False)
-                out = self.values[old.name]
-                seen = Seen(source, out, self.blueprint.root, is_gated, is_whole)
-                self.changed |= narrow_call_(self.net, seen, node, self.dropped, done)
+                call = SpecialCall(
+                    self.net,
+                    node,
+                    source,
+                    self.values[old.name],
+                    self.blueprint.root,
+                    self.dropped,
+                    is_gated=old.name in self.blueprint.followed[self.place].reads,
+                    is_whole=self.blueprint.whole_groups.get(old.name, False),
+                )
+                self.changed |= call.narrow_(done)
 
     def _erase_dead(self) -> None:
         for node in reversed(list(self.graph.nodes)):
@@ -246,7 +252,11 @@ class Rewriter:
         moved = _try(old, self.net, lambda n: whole.get(n, self.values[n.name]))
         found = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
         if rule_for(old, self.net) is reshape.pad:  # what is put in has no place before
-            moved, parts = full.ids, self._reduced_inputs(old, node)
+            # By the labels the inputs had: one may stand for the sum of a closed branch by now.
+            pairs = zip(old.all_input_nodes, node.all_input_nodes, strict=True)
+            read = [(now, self.values[before.name]) for before, now in pairs]
+            parts = {n: self.cuts.reduce_all(v) for n, v in read if isinstance(v, Labels)}
+            moved = full.ids
             found = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
         labels_out, moved_out = leaves_of(full), leaves_of(moved)
         if len(labels_out) != len(moved_out):
@@ -255,15 +265,6 @@ class Rewriter:
         expected = cut[0] if isinstance(full, Labels) else cut
         source = parts.get(node.all_input_nodes[0])
         return Move(self.net, self.graph, node, self.narrowed, source, expected, found, full)
-
-    def _reduced_inputs(self, old: fx.Node, node: fx.Node) -> dict[fx.Node, Any]:
-        """Return what stays of the inputs, by the labels they had.
-
-        What is read now may have others: it took the place of the sum of a closed branch.
-        """
-        pairs = zip(old.all_input_nodes, node.all_input_nodes, strict=True)
-        read = ((now, self.values[before.name]) for before, now in pairs)
-        return {n: self.cuts.reduce_all(v) for n, v in read if isinstance(v, Labels)}
 
     def _find_run(self, old: fx.Node, node: fx.Node) -> tuple[fx.Node, Tensor] | None:
         """Return what a run of moves up to a call starts from, and the places it has moved."""

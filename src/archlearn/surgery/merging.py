@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import itertools
 import math
 from collections.abc import Container
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.cost_model import count_positions
@@ -224,7 +224,8 @@ def merge_linear(first: nn.Linear, second: nn.Linear) -> nn.Linear:
             f"cannot merge: the first layer gives {first.out_features} features "
             f"but the second takes {second.in_features}"
         )
-    has_bias = _has_bias(first) or _has_bias(second)
+    parts: tuple[Any, ...] = (first, second)  # torch says that a bias is never None
+    has_bias = any(part.bias is not None for part in parts)
     merged = nn.Linear(first.in_features, second.out_features, bias=has_bias).to(second.weight)
     merged.weight.copy_(second.weight @ first.weight)
     if has_bias:
@@ -273,16 +274,11 @@ def fold_batch_norm(layer: Any, norm: Any) -> Any:
             "cannot fold a BatchNorm without running statistics: it depends on the batch; "
             "use track_running_stats=True"
         )
+    statistics = norm.running_mean, norm.running_var, norm.eps
     folded = copy.deepcopy(layer)
-    folded.bias = nn.Parameter(bias_or_zero(layer).clone())
-    scale = torch.rsqrt(norm.running_var + norm.eps)
-    if norm.weight is not None:
-        scale = scale * norm.weight
-    shift = (bias_or_zero(layer) - norm.running_mean) * scale
-    if norm.bias is not None:
-        shift = shift + norm.bias
-    folded.weight.copy_(layer.weight * scale.reshape(-1, *[1] * (layer.weight.dim() - 1)))
-    folded.bias.copy_(shift)
+    folded.weight, folded.bias = fuse_conv_bn_weights(
+        layer.weight, layer.bias, *statistics, norm.weight, norm.bias
+    )
     return _freeze_as_(folded, layer, norm)
 
 
@@ -295,7 +291,7 @@ def check_convolutions(first: Any, second: Any) -> None:
             f"cannot merge: the first layer gives {first.out_channels} channels "
             f"but the second takes {second.in_channels}"
         )
-    has_bias = _has_bias(first)
+    has_bias = first.bias is not None
     why = refuse_convolutions(first, second, "the second convolution", has_bias=has_bias)
     if why:
         raise SurgeryError(f"cannot merge: {why}, or learn width only")
@@ -317,21 +313,13 @@ def _freeze_as_(merged: Any, *parts: nn.Module) -> Any:
 def _compose(first: Any, second: Any, grids: list[Grid]) -> Tensor:
     """Return the kernel of both: at each place of the second's, the first's is added."""
     steps = _times(first.stride, second.dilation)
-    kernel = second.weight.new_zeros(
-        second.out_channels, first.in_channels, *[grid.kernel for grid in grids]
-    )
-    for place in itertools.product(*map(range, second.kernel_size)):
-        part = torch.einsum("om,mi...->oi...", second.weight[(..., *place)], first.weight)
-        region: list[Any] = [...]
-        for p, step, grid, own in zip(place, steps, grids, _grids(first), strict=True):
-            start, spread = p * step // grid.dilation, max(own.dilation // grid.dilation, 1)
-            region.append(slice(start, start + spread * (own.kernel - 1) + 1, spread))
-        kernel[tuple(region)] += part
-    return kernel
-
-
-def _has_bias(layer: Any) -> bool:
-    return layer.bias is not None
+    apart = [grid.dilation for grid in grids]
+    spread, step = ([max(a // b, 1) for a, b in zip(each, apart, strict=True)]
+                    for each in (first.dilation, steps))  # fmt: skip
+    none = [0] * len(grids)
+    one, two = first.weight.transpose(0, 1), second.weight.transpose(0, 1)
+    both = torch.convolution(one, two, None, spread, none, step, True, none, 1)
+    return both.transpose(0, 1)
 
 
 def _times(first: Any, second: Any) -> tuple[int, ...]:

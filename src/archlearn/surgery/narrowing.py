@@ -1,7 +1,6 @@
 """Carry a plan out: slice parameters, fold constants into biases, merge layers, remove branches."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from archlearn.module_utils import find_module, find_tensor, list_tensors
 from archlearn.nn.tristate_activation import TriState
 from archlearn.op_table import spec_of_class
 from archlearn.surgery.merging import fold_batch_norm, merge_convolutions, merge_linear
-from archlearn.surgery.plan import Merge, Narrowing, Plan
+from archlearn.surgery.plan import Narrowing, Plan
 from archlearn.tracing.block_hooks import MARKS
 from archlearn.tracing.generated_forward import MODE_READERS
 from archlearn.tracing.symbolic_trace import Blocks, ExampleInputs
@@ -102,7 +101,12 @@ def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[in
 
 def select_kept(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
     """Return the indices that are kept along each dimension, laid out in memory as they were."""
-    selected = _select(tensor, kept)
+    selected = tensor
+    if set(kept) == {0, 1}:  # at once, for what lies in between would be large
+        selected = tensor[kept[0][:, None], kept[1]]
+    else:
+        for dim, places in kept.items():
+            selected = selected.index_select(dim, places)
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
     if layout is None:
         return selected.contiguous()
@@ -112,99 +116,75 @@ def select_kept(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
     return selected.clone(memory_format=layout if is_last else torch.contiguous_format)
 
 
-def _select(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
-    if set(kept) == {0, 1}:  # at once, for what lies in between would be large
-        return tensor[kept[0][:, None], kept[1]]
-    for dim, places in kept.items():
-        tensor = tensor.index_select(dim, places)
-    return tensor
-
-
 def update_sizes_(net: nn.Module) -> None:
     """Let the attributes of all modules say what their parameters are."""
-    for module in net.modules():
-        _update_sizes_(module)
+    modules: list[Any] = list(net.modules())
+    for module in modules:
+        if isinstance(module, nn.Linear):
+            module.out_features, module.in_features = module.weight.shape
+        elif isinstance(module, nn.modules.conv._ConvTransposeNd):
+            module.in_channels = module.weight.shape[0]
+            module.out_channels = module.weight.shape[1] * module.groups
+        elif isinstance(module, nn.modules.conv._ConvNd):
+            module.out_channels = module.weight.shape[0]
+            module.in_channels = module.weight.shape[1] * module.groups
+        elif isinstance(module, nn.Embedding):
+            module.embedding_dim = module.weight.shape[1]
+        elif (spec := spec_of_class(type(module))) is not None and spec.sized_by:
+            tensors = [getattr(module, name, None) for name in ("weight", "running_mean")]
+            for known in [tensor for tensor in tensors if tensor is not None][:1]:
+                setattr(module, spec.sized_by, len(known))
 
 
-def _update_sizes_(module: Any) -> None:
-    if isinstance(module, nn.Linear):
-        module.out_features, module.in_features = module.weight.shape
-    elif isinstance(module, nn.modules.conv._ConvTransposeNd):
-        module.in_channels = module.weight.shape[0]
-        module.out_channels = module.weight.shape[1] * module.groups
-    elif isinstance(module, nn.modules.conv._ConvNd):
-        module.out_channels = module.weight.shape[0]
-        module.in_channels = module.weight.shape[1] * module.groups
-    elif isinstance(module, nn.Embedding):
-        module.embedding_dim = module.weight.shape[1]
-    else:
-        spec = spec_of_class(type(module))
-        tensors = [getattr(module, name, None) for name in ("weight", "running_mean")]
-        known: Tensor | None = next((tensor for tensor in tensors if tensor is not None), None)
-        if spec is not None and spec.sized_by and known is not None:
-            setattr(module, spec.sized_by, len(known))
-
-
-@dataclass(slots=True)
-class MergeApplier:
-    """Carries out what a plan says of depth.
+def apply_merges_(
+    net: nn.Module, plan: Plan, choice: LearnableSites, graphs: list[fx.Graph]
+) -> bool:
+    """Merge layers as a plan says, then leave out what has become linear.
 
     Where all calls concerned are modules called once, `nn.Identity` takes their place, and the
-    user's own `forward` still serves; otherwise the graph changes.
-
-    Attributes:
-        changed: Whether the user's own `forward` would compute something else now.
+    user's own `forward` still serves; otherwise the graph changes, which is returned.
     """
-
-    net: nn.Module
-    plan: Plan
-    choice: LearnableSites
-    graphs: list[fx.Graph]
-    changed: bool = False
-
-    def run(self) -> None:
-        """Merge layers, then leave out what has become linear."""
-        merged: set[str] = set()
-        for merge in self.plan.merges:
-            if merge.made:
-                self._merge(merge)
-                merged |= set(merge.sites)
-        for place, graph in enumerate(self.graphs):
-            for site in self.choice.blueprint.sites[place]:
-                if site.name in self.plan.linear and site.name not in merged:
-                    node = next(n for n in graph.nodes if n.name == site.node)
-                    self._leave_out(graph, [node])
-        for name, module in list(self.net.named_modules()):
-            if isinstance(module, TriState):
-                self.net.set_submodule(name, module.activation)
-
-    def _merge(self, merge: Merge) -> None:
-        links = [self.choice.links[site] for site in merge.sites]
-        layer: Any = find_module(self.net, links[0].first)
+    changed = False
+    merges = [merge for merge in plan.merges if merge.made]
+    merged = {site for merge in merges for site in merge.sites}
+    for merge in merges:
+        links = [choice.links[site] for site in merge.sites]
+        layer: Any = find_module(net, links[0].first)
         for link in links:
-            layer = self._join(layer, link)
-        for place, graph in enumerate(self.graphs):
-            by_name = {n.name: n for n in graph.nodes}
+            layer = _join(net, layer, link)
+        for place, graph in enumerate(graphs):
             names = [name for link in links for name in link.nodes[place]]
-            self._leave_out(graph, [by_name[name] for name in names if name in by_name])
-        self.net.set_submodule(links[0].first, layer)
+            changed |= _leave_out_(net, graph, names)
+        net.set_submodule(links[0].first, layer)
+    linear = set(plan.linear) - merged
+    for graph, sites in zip(graphs, choice.blueprint.sites, strict=True):
+        names = [site.node for site in sites if site.name in linear]
+        changed |= _leave_out_(net, graph, names)
+    for name, module in list(net.named_modules()):
+        if isinstance(module, TriState):
+            net.set_submodule(name, module.activation)
+    return changed
 
-    def _join(self, layer: Any, link: MergeablePair) -> Any:
-        for norm in link.norms:
-            layer = fold_batch_norm(layer, find_module(self.net, norm))
-        second: Any = find_module(self.net, link.second)
-        if isinstance(layer, nn.Linear):
-            return merge_linear(layer, second)
-        return merge_convolutions(layer, second)
 
-    def _leave_out(self, graph: fx.Graph, nodes: list[fx.Node]) -> None:
-        for node in nodes:
-            if node.op == "call_module" and not is_called_again(node):
-                self.net.set_submodule(str(node.target), nn.Identity())
-            else:
-                self.changed = True
-            node.replace_all_uses_with(node.all_input_nodes[0])
-            graph.erase_node(node)
+def _join(net: nn.Module, layer: Any, link: MergeablePair) -> Any:
+    for norm in link.norms:
+        layer = fold_batch_norm(layer, find_module(net, norm))
+    second: Any = find_module(net, link.second)
+    merge = merge_linear if isinstance(layer, nn.Linear) else merge_convolutions
+    return merge(layer, second)
+
+
+def _leave_out_(net: nn.Module, graph: fx.Graph, names: Iterable[str]) -> bool:
+    """Let calls of a graph be passed by; return whether `forward` would go on making one."""
+    changed, by_name = False, {node.name: node for node in graph.nodes}
+    for node in [by_name[name] for name in names if name in by_name]:
+        if node.op == "call_module" and not is_called_again(node):
+            net.set_submodule(str(node.target), nn.Identity())
+        else:
+            changed = True
+        node.replace_all_uses_with(node.all_input_nodes[0])
+        graph.erase_node(node)
+    return changed
 
 
 def remove_tensors_(net: nn.Module, removed: Iterable[str], graphs: Iterable[fx.Graph]) -> None:

@@ -132,7 +132,8 @@ def rewrite_move(move: Move) -> fx.Node | None:
     spec = spec_of(move.node, move.net)
     if spec is None or not spec.narrowed_by or not isinstance(move.source, Tensor):
         return None
-    return _WRITERS[spec.narrowed_by](move)
+    with move.graph.inserting_before(move.node):
+        return _WRITERS[spec.narrowed_by](move)
 
 
 def _reshape(move: Move) -> fx.Node | None:
@@ -140,9 +141,8 @@ def _reshape(move: Move) -> fx.Node | None:
     if move.source.numel() != move.expected.numel():
         return None
     sizes = _sizes(move)
-    with move.graph.inserting_before(move.node):
-        _guard_tail(move, sizes)
-        return move.graph.call_method("reshape", (move.node.all_input_nodes[0], *sizes))
+    _guard_tail(move, sizes)
+    return move.graph.call_method("reshape", (move.node.all_input_nodes[0], *sizes))
 
 
 def _guard_tail(move: Move, sizes: list[Any]) -> None:
@@ -173,14 +173,12 @@ def _unflatten(move: Move) -> fx.Node | None:
     start = dim % move.source.dim()
     n = move.expected.dim() - move.source.dim() + 1
     sizes = tuple(move.expected.shape[start : start + n])
-    with move.graph.inserting_before(move.node):
-        return move.graph.call_method("unflatten", (move.node.all_input_nodes[0], dim, sizes))
+    return move.graph.call_method("unflatten", (move.node.all_input_nodes[0], dim, sizes))
 
 
 def _expand(move: Move) -> fx.Node | None:
     sizes = _sizes(move, infer=False)
-    with move.graph.inserting_before(move.node):
-        return move.graph.call_method("expand", (move.node.all_input_nodes[0], *sizes))
+    return move.graph.call_method("expand", (move.node.all_input_nodes[0], *sizes))
 
 
 def _repeat(move: Move) -> fx.Node | None:
@@ -193,15 +191,13 @@ def _repeat(move: Move) -> fx.Node | None:
         name, times = "repeat_interleave", [times[dim], dim]
         if n_new or not torch.equal(move.source.repeat_interleave(*times), move.expected):
             return None
-    with move.graph.inserting_before(move.node):
-        return move.graph.call_method(name, (move.node.all_input_nodes[0], *times))
+    return move.graph.call_method(name, (move.node.all_input_nodes[0], *times))
 
 
 def _new(move: Move) -> fx.Node:
     first, rest = move.node.args[0], move.node.args[2:] if _is_sizes(move) else ()
-    with move.graph.inserting_before(move.node):
-        made = (tuple(_sizes(move, infer=False)), *rest)
-        return move.graph.call_method(str(move.node.target), (first, *made), move.node.kwargs)
+    made = (tuple(_sizes(move, infer=False)), *rest)
+    return move.graph.call_method(str(move.node.target), (first, *made), move.node.kwargs)
 
 
 def _is_sizes(move: Move) -> bool:
@@ -240,13 +236,11 @@ def _each_size(move: Move, sizes: Any) -> list[Any]:
         return list(sizes)
     value = _value(move, sizes)
     if isinstance(value, Tensor):
-        with move.graph.inserting_before(move.node):
-            sizes = move.graph.call_function(getattr, (sizes, "shape"))
+        sizes = move.graph.call_function(getattr, (sizes, "shape"))
         value = tuple(value.shape)
     if not isinstance(value, tuple | list):
         return [sizes]
-    with move.graph.inserting_before(move.node):
-        nodes = [move.graph.call_function(operator.getitem, (sizes, i)) for i in range(len(value))]
+    nodes = [move.graph.call_function(operator.getitem, (sizes, i)) for i in range(len(value))]
     move.narrowed.update(zip(nodes, value, strict=True))
     return nodes
 
@@ -265,10 +259,7 @@ def _split(move: Move) -> fx.Node | None:
             if all(torch.equal(a, b) for a, b in zip(found, parts, strict=True)):
                 given: Any = move.node.kwargs.get("dim", [*move.node.args, 0, 0][2])
                 place = dim - source.dim() if given < 0 else dim  # as it was counted
-                with move.graph.inserting_before(move.node):
-                    return move.graph.call_method(
-                        "split", (move.node.all_input_nodes[0], sizes, place)
-                    )
+                return move.graph.call_method("split", (move.node.all_input_nodes[0], sizes, place))
     return None
 
 
@@ -288,8 +279,7 @@ def _pad(move: Move) -> fx.Node | None:
     amounts[-2:] = [start, extra - start]
     options = dict(zip(("mode", "value"), move.node.args[2:], strict=False))
     options |= {key: value for key, value in move.node.kwargs.items() if key != "pad"}
-    with move.graph.inserting_before(move.node):
-        return move.graph.call_function(F.pad, (move.node.all_input_nodes[0], amounts), options)
+    return move.graph.call_function(F.pad, (move.node.all_input_nodes[0], amounts), options)
 
 
 def _slice(move: Move) -> fx.Node | None:
@@ -310,10 +300,9 @@ def _slice(move: Move) -> fx.Node | None:
             if stop <= source.shape[dim] and isinstance(part, slice):
                 found = source[tuple(_plain(move, each) for each in trial)]
                 if found.shape == move.expected.shape and torch.equal(found, move.expected):
-                    with move.graph.inserting_before(move.node):
-                        first = move.node.all_input_nodes[0]
-                        made = tuple(_with_ellipsis(trial, shortened, dim))
-                        return move.graph.call_function(operator.getitem, (first, made))
+                    first = move.node.all_input_nodes[0]
+                    made = tuple(_with_ellipsis(trial, shortened, dim))
+                    return move.graph.call_function(operator.getitem, (first, made))
     return None
 
 

@@ -68,27 +68,14 @@ def is_made_of(node: fx.Node, is_source: Callable[[fx.Node], bool]) -> bool:
 
 def leaves_of(tree: Any) -> list[Any]:
     """Return the leaves of nested tuples, lists, dicts and slices."""
-    if isinstance(tree, slice):
-        return [tree.start, tree.stop, tree.step]
-    if isinstance(tree, dict):
-        return [leaf for value in tree.values() for leaf in leaves_of(value)]
-    if isinstance(tree, tuple | list):
-        return [leaf for value in tree for leaf in leaves_of(value)]
-    return [tree]
+    leaves: list[Any] = []
+    map_aggregate(tree, leaves.append)
+    return leaves
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply a function to every leaf of nested tuples, lists, dicts and slices."""
-    if isinstance(tree, slice):
-        return slice(function(tree.start), function(tree.stop), function(tree.step))
-    if isinstance(tree, dict):
-        return {key: map_leaves(function, value) for key, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_leaves(function, value) for value in tree))
-    if isinstance(tree, tuple | list):
-        mapped = [map_leaves(function, value) for value in tree]
-        return mapped if isinstance(tree, list) else tuple(mapped)
-    return function(tree)
+    return thaw(map_aggregate(tree, function))
 
 
 SOURCE = "archlearn_source"

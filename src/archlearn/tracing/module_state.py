@@ -63,7 +63,9 @@ class ModuleState:
 
     def only_flags_changed(self) -> bool:
         """Return whether nothing changed but attributes that are plain values, and hooks."""
-        return all(each.only_flags_changed() for each in self.each)
+        held = [(name, vars(module).get(name, self)) for module, name in self.list_changed()]
+        are_flags = all(name in _HOOKS or _is_flag(value) for name, value in held)
+        return are_flags and not any(each.list_written() for each in self.each)
 
     def put_back(self) -> None:
         """Let the modules hold what they held."""
@@ -102,12 +104,6 @@ class _Holding:
     def list_written(self) -> list[str]:
         """Return the names of buffers that were written to since, as far as torch counts that."""
         return [n for n, (x, version, _) in self.numbers.items() if _version(x) != version]
-
-    def only_flags_changed(self) -> bool:
-        """Return whether nothing changed but attributes that are plain values, and hooks."""
-        now, changed = vars(self.module), self.list_changed()
-        are_flags = all(name in _HOOKS or _is_flag(now.get(name, now)) for name in changed)
-        return are_flags and not self.list_written()
 
     def put_back(self) -> None:
         """Let the module hold the attributes and buffers that it held."""

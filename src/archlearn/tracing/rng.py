@@ -125,21 +125,21 @@ def _is_uniform(value: Any) -> bool:
 
 
 @contextmanager
-def preserve_rng(inputs: ExampleInputs) -> Generator[list[int]]:
-    """Put the generators of torch and Python back to where they stood.
+def preserve_rng(inputs: ExampleInputs, seed: int | None = None) -> Generator[None]:
+    """Put the generators of torch and Python back to where they stood; first give them a seed.
 
-    Yields the CUDA devices that the inputs are on.
+    Of GPUs, those that the inputs are on are meant.
     """
     before, n_drawn = random.getstate(), _n_drawn()
-    devices = cuda_devices(inputs)
+    devices = sorted({tensor.get_device() for tensor in inputs.tensors() if tensor.is_cuda})
     try:
         with torch.random.fork_rng(devices):
-            yield devices
+            if seed is not None:
+                random.seed(seed)
+                own = [torch.cuda.default_generators[device] for device in devices]
+                for generator in (torch.default_generator, *own):
+                    generator.manual_seed(seed)
+            yield
     finally:
         random.setstate(before)
         _DRAWN.n = n_drawn
-
-
-def cuda_devices(inputs: ExampleInputs) -> list[int]:
-    """Return the CUDA devices that inputs are on."""
-    return sorted({tensor.get_device() for tensor in inputs.tensors() if tensor.is_cuda})

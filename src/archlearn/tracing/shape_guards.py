@@ -6,7 +6,6 @@ changes from call to call: the calls traced so far are run on the example inputs
 other sizes, each call once. Meanwhile nothing is traced: `untraced` says so.
 """
 
-import math
 import operator
 import sys
 import threading
@@ -24,7 +23,7 @@ from torch.fx.proxy import Attribute
 
 from archlearn.module_utils import evaluating, find_module, unnoticed
 from archlearn.nn.functional import with_items
-from archlearn.op_table import ATTRIBUTES, KIND, RANK, SIZES, about_of, works_in_place
+from archlearn.op_table import ATTRIBUTES, KIND, RANK, SIZES, about_of, saved_calls, works_in_place
 from archlearn.tracing.example_inputs import ExampleInputs, check_argument, check_kind, values_for
 from archlearn.tracing.fx_utils import (
     asks_for_class,
@@ -146,12 +145,7 @@ class AskingAttribute(Asking, Attribute):
         return AskingAttribute(self, k)
 
 
-_OPERATORS = {
-    operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
-    operator.neg, operator.pow, operator.getitem, operator.eq, operator.ne, operator.lt,
-    operator.le, operator.gt, operator.ge, operator.and_, operator.or_,
-    math.ceil, math.floor, math.sqrt,
-}  # fmt: skip
+_OPERATORS = frozenset(saved_calls("operator", "math").values())
 REFUSALS = {
     "bool": "symbolically traced variables cannot be used as inputs to control flow",
     "iter": "a loop over a traced value has as many turns as the data says",
@@ -214,7 +208,7 @@ class Guard:
     check: Callable[[Any, Any, str], None] = check_argument
 
 
-def to_guard(node: fx.Node, what: str, value: Any) -> list[Guard]:
+def to_guard(node: fx.Node, what: str, value: Any) -> Guard:
     """Return what a graph must ask again of other inputs.
 
     A branch on a number is asked whether that is zero, and `len(x.shape)` for the rank. In which
@@ -222,22 +216,22 @@ def to_guard(node: fx.Node, what: str, value: Any) -> list[Guard]:
     """
     if what == "len":
         if node.op == "get_attr":
-            return [Guard(("call_method", "size", (node, 0), {}), len(value))]
+            return Guard(("call_method", "size", (node, 0), {}), len(value))
         is_shape = node.target == "size" or (node.target is getattr and node.args[1] == "shape")
         name, asked = ("dim", node.args[0]) if is_shape else ("__len__", node)
-        return [Guard(("call_method", name, (asked,), {}), len(value))]
+        return Guard(("call_method", name, (asked,), {}), len(value))
     if topic_of(node) == KIND:  # some answers are the same for all floating types
         other = node.args[1] if node.target in (operator.eq, operator.ne) else None
         is_sure = isinstance(other, torch.dtype) and not other.is_floating_point
         is_sure |= node.target in ("is_floating_point", torch.is_floating_point)
-        return [Guard(node, bool(value), check_argument if is_sure else check_kind)]
+        return Guard(node, bool(value), check_argument if is_sure else check_kind)
     if what in _NUMBERS:
-        return [Guard(node, tuple(value) if isinstance(value, tuple) else value)]
+        return Guard(node, tuple(value) if isinstance(value, tuple) else value)
     if isinstance(value, bool):
-        return [Guard(node, value)]
+        return Guard(node, value)
     nothing: Any = 0 if isinstance(value, int | float) else ()
     asked = ("call_function", operator.ne, (node, nothing), {})
-    return [Guard(asked, bool(value))]
+    return Guard(asked, bool(value))
 
 
 def may_ask(node: fx.Node, what: str, *, may_fix_sizes: bool) -> bool:

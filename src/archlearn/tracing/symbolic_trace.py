@@ -5,7 +5,7 @@ Python decides from `self.training`. A submodule whose `forward` cannot be follo
 opaque leaf: it is called as it is, and nothing is assumed about its inside.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -17,7 +17,7 @@ from archlearn.module_utils import check_made, evaluating, noticing_mode_reads, 
 from archlearn.tracing.block_hooks import BlockCall
 from archlearn.tracing.example_inputs import ExampleInputs
 from archlearn.tracing.fx_utils import Packed, describe_failure, pack_graph, unpack_graph
-from archlearn.tracing.module_state import capture_state, preserve_state
+from archlearn.tracing.module_state import ModuleState, capture_state, preserve_state
 from archlearn.tracing.output_types import tensors_in
 from archlearn.tracing.rng import check_draws, preserve_rng, watching_draws
 from archlearn.tracing.shape_guards import Refusal
@@ -34,8 +34,8 @@ class Traces:
     """The calls of a model in evaluation and, where they differ, in training.
 
     Attributes:
-        evaluation: The graph of `forward` after `model.eval()`.
-        training: The graph after `model.train()`, or None if it is the same graph.
+        graphs: The graph of `forward` after `model.eval()`, and where that is another one, the
+            graph after `model.train()`.
         opaque: Submodules that could not be followed, with the reason.
         answers: Lines that asked about shapes, with what the example inputs answered.
         asks_mode: Whether anything asked whether the model is in training.
@@ -43,8 +43,7 @@ class Traces:
         blocks: The calls of followed submodules in each graph, for their hooks.
     """
 
-    evaluation: fx.Graph
-    training: fx.Graph | None
+    graphs: tuple[fx.Graph, ...]
     opaque: dict[str, str]
     answers: dict[str, str] = field(default_factory=dict)
     asks_mode: bool = False
@@ -52,13 +51,13 @@ class Traces:
     blocks: tuple[Blocks, ...] = ()
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        kept = {each.name: getattr(self, each.name) for each in fields(self)[2:]}
+        kept = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
         return _unpack, ([pack_graph(graph) for graph in self.graphs], kept)
 
     @property
-    def graphs(self) -> tuple[fx.Graph, ...]:
-        """All graphs, the evaluation graph first."""
-        return (self.evaluation,) if self.training is None else (self.evaluation, self.training)
+    def evaluation(self) -> fx.Graph:
+        """The graph for evaluation mode."""
+        return self.graphs[0]
 
     @property
     def all_blocks(self) -> Blocks:
@@ -67,8 +66,7 @@ class Traces:
 
 
 def _unpack(packed: list[Packed], kept: dict[str, Any]) -> Traces:
-    graphs = [unpack_graph(each) for each in packed]
-    return Traces(graphs[0], graphs[1] if len(graphs) > 1 else None, **kept)
+    return Traces(tuple(map(unpack_graph, packed)), **kept)
 
 
 def trace(
@@ -80,7 +78,7 @@ def trace(
     """
     bound: Any = vars(type(net)).get("_archlearn_graphs")
     if bound is not None:
-        return Traces(bound[0], bound[1] if len(bound) > 1 else None, {})
+        return Traces(tuple(bound), {})
     check_made(net)
     marked = list(leaves)
     opaque: dict[str, str] = {}
@@ -89,7 +87,7 @@ def trace(
             with noticing_mode_reads(net) as reads:
                 evaluation, tracer = _trace_mode(net.eval(), inputs, marked, opaque)
             if not reads.seen:
-                return Traces(evaluation, None, opaque, tracer.answered, blocks=(tracer.blocks,))
+                return Traces((evaluation,), opaque, tracer.answered, blocks=(tracer.blocks,))
             n_opaque = len(opaque)
             with noticing_mode_reads(net) as more_reads:
                 training, other = _trace_mode(net.train(), inputs, marked, opaque)
@@ -101,7 +99,8 @@ def trace(
     readers = reads.readers | more_reads.readers
     names = tuple(name for name, module in net.named_modules() if name and module in readers)
     answers, blocks = tracer.answered | other.answered, (tracer.blocks, other.blocks)
-    return Traces(evaluation, None if same else training, opaque, answers, True, names, blocks)
+    graphs = (evaluation,) if same else (evaluation, training)
+    return Traces(graphs, opaque, answers, True, names, blocks)
 
 
 def _trace_mode(
@@ -154,20 +153,16 @@ def _trace_mode(
             raise _refuse(net, describe_failure(error)) from error
 
 
-def _settle_(net: nn.Module, inputs: ExampleInputs | None) -> bool:
-    """Call a model if only its first call leaves something behind: a flag, or hooks.
-
-    Return whether that is so; else the model is as it was.
-    """
+def _try_calls(
+    net: nn.Module, inputs: ExampleInputs | None, attempt: Callable[[ModuleState], bool]
+) -> bool:
+    """Return what calls of a model show; unless that is True, the model is as it was before."""
     if inputs is None or not inputs.are_real:
         return False
     before = capture_state(net)
-    with evaluating(net), torch.no_grad(), preserve_rng(inputs), unnoticed():
+    with torch.no_grad(), preserve_rng(inputs), unnoticed():
         try:
-            _call(net, inputs)
-            is_flag, after = before.only_flags_changed(), capture_state(net)
-            _call(net, inputs)
-            if is_flag and before.find_changed() and not after.find_changed():
+            if attempt(before):
                 return True
         except Exception:  # whatever is wrong is told by the trace
             pass
@@ -175,56 +170,65 @@ def _settle_(net: nn.Module, inputs: ExampleInputs | None) -> bool:
     return False
 
 
-def _leaves_cache(net: nn.Module, inputs: ExampleInputs | None) -> bool:
+def _settle_(net: nn.Module, inputs: Any) -> bool:
+    """Call a model if only its first call leaves something behind: a flag, or hooks.
+
+    Return whether that is so; else the model is as it was.
+    """
+
+    def attempt(before: ModuleState) -> bool:
+        with evaluating(net):
+            _call(net, inputs)
+            is_flag, after = before.only_flags_changed(), capture_state(net)
+            _call(net, inputs)
+        return is_flag and bool(before.find_changed()) and not after.find_changed()
+
+    return _try_calls(net, inputs, attempt)
+
+
+def _leaves_cache(net: nn.Module, inputs: Any) -> bool:
     """Return whether calls leave only what spares work later, such as the grid for a size.
 
     It is left once for inputs of some sizes, and whether it is there changes no output. The trace
     works it out anew at every call.
     """
-    if inputs is None or not inputs.are_real:
-        return False
-    before, others = capture_state(net), inputs.with_other_values()
-    with torch.no_grad(), preserve_rng(inputs), unnoticed(), preserve_state(net, before):
-        try:
-            anew = tensors_in(_call(net, inputs))
-            before.put_back()
-            _call(net, others)
-            after = capture_state(net)
-            again = tensors_in(_call(net, inputs))
-            return not after.find_changed() and all(map(torch.equal, anew, again))
-        except Exception:  # whatever is wrong is told by the trace
-            return False
+
+    def attempt(before: ModuleState) -> bool:
+        anew = tensors_in(_call(net, inputs))
+        before.put_back()
+        _call(net, inputs.with_other_values())
+        after = capture_state(net)
+        again = tensors_in(_call(net, inputs))
+        is_cache = not after.find_changed() and all(map(torch.equal, anew, again))
+        before.put_back()
+        return is_cache
+
+    return _try_calls(net, inputs, attempt)
 
 
-def _forget_cache_(net: nn.Module, inputs: ExampleInputs | None) -> bool:
+def _forget_cache_(net: nn.Module, inputs: Any) -> bool:
     """Let modules forget what they keep for the size of an earlier call.
 
     A trace may not ask whether a size is that one. What is kept is what a call with another batch
     replaces; it becomes what it was at first: the default of its class, or None. Return whether
     there is such a thing and no output changes by it; else the model is as it was.
     """
-    if inputs is None or not inputs.are_real:
-        return False
-    before = capture_state(net)
-    with torch.no_grad(), preserve_rng(inputs), unnoticed():
-        try:
-            meant = tensors_in(_call(net, inputs))
-            _call(net, inputs.map(lambda x: torch.cat([x, x]) if x.dim() else x))
-            changed = before.list_changed()
-            before.put_back()
-            kept = [(m, name) for m, name in changed if vars(m).get(name) is not None]
-            for module, name in kept:
-                delattr(module, name)
-                if not hasattr(module, name):
-                    setattr(module, name, None)
-            with preserve_state(net):
-                same = all(map(torch.equal, meant, tensors_in(_call(net, inputs))))
-            if kept and same:
-                return True
-        except Exception:  # whatever is wrong is told by the trace
-            pass
-    before.put_back()
-    return False
+
+    def attempt(before: ModuleState) -> bool:
+        meant = tensors_in(_call(net, inputs))
+        _call(net, inputs.map(lambda x: torch.cat([x, x]) if x.dim() else x))
+        changed = before.list_changed()
+        before.put_back()
+        kept = [(m, name) for m, name in changed if vars(m).get(name) is not None]
+        for module, name in kept:
+            delattr(module, name)
+            if not hasattr(module, name):
+                setattr(module, name, None)
+        with preserve_state(net):
+            same = all(map(torch.equal, meant, tensors_in(_call(net, inputs))))
+        return bool(kept) and same
+
+    return _try_calls(net, inputs, attempt)
 
 
 def _call(net: nn.Module, inputs: ExampleInputs) -> Any:

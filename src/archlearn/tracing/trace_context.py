@@ -42,6 +42,10 @@ _TAKING_SIZES = (
     "broadcast_to", "narrow", "ones_like", "reshape", "stack", "tile", "unflatten", "zeros_like",
 )  # fmt: skip
 _FUNCTIONALS = ("avg_pool1d", "avg_pool2d", "avg_pool3d", "scaled_dot_product_attention")
+_RECORDED: tuple[tuple[Any, str], ...] = (
+    *((torch, name) for name in (*_CREATORS, *_TAKING_SIZES)),
+    *((torch.nn.functional, name) for name in _FUNCTIONALS),
+)
 """What is often given a size, a dtype, a list or an answer about one. Torch 2.6 and 2.7 refuse a
 traced one there before torch.fx hears of the call."""
 
@@ -119,8 +123,7 @@ def _replacements(tracer: Any) -> list[tuple[Any, str, Any]]:
     made: list[tuple[Any, str, Any]] = [
         (torch, "is_autocast_enabled", _refusing(torch.is_autocast_enabled)),
         *[(home.autocast, "__enter__", _refusing(home.autocast.__enter__)) for home in homes],
-        *_record_calls(torch, (*_CREATORS, *_TAKING_SIZES), tracer),
-        *_record_calls(torch.nn.functional, _FUNCTIONALS, tracer),
+        *[(home, name, _recording(getattr(home, name), tracer)) for home, name in _RECORDED],
         (builtins, "len", _length(tracer)),
         (torch.jit.ScriptFunction, "__call__", _call_scripted),
         (_symbolic_trace, "_create_wrapped_func", _following(tracer)),
@@ -209,12 +212,6 @@ def _length(tracer: Any) -> Callable[[Any], Any]:
         return of.shape[0] if is_tensor else own(of)
 
     return length
-
-
-def _record_calls(
-    owner: Any, names: tuple[str, ...], tracer: fx.Tracer
-) -> list[tuple[Any, str, Any]]:
-    return [(owner, name, _recording(getattr(owner, name), tracer)) for name in names]
 
 
 def _recording(function: Callable[..., Any], tracer: fx.Tracer) -> Callable[..., Any]:

@@ -41,7 +41,6 @@ from archlearn.tracing.plain_calls import (
 from archlearn.tracing.rng import DRAWN, SKIPPED, RngState, check_draws, find_sure_answer, is_drawn
 from archlearn.tracing.shape_guards import (
     REFUSALS,
-    Answer,
     ExampleRuns,
     Guard,
     GuardedProxy,
@@ -90,7 +89,6 @@ class ArchTracer(fx.Tracer):
         self._leaf_names = {leaf for leaf in leaves if isinstance(leaf, str)}
         self._leaf_classes = tuple(leaf for leaf in leaves if not isinstance(leaf, str))
         self._inputs = inputs
-        self._can_answer = inputs is not None and inputs.are_real
         self._installed: set[nn.Module] = set()
         self._unfolded: nn.Module | None = None
         self._proxies: list[weakref.ref[Any]] = []
@@ -105,7 +103,7 @@ class ArchTracer(fx.Tracer):
         Nor with a mean that nobody reads: `nn.MultiheadAttention` returns that of its weights.
         """
         self._installed = set(root.modules())
-        if self._inputs is not None and self._can_answer:
+        if self._inputs is not None and self._inputs.are_real:
             self._runs = ExampleRuns(root, self._inputs)
         graph = super().trace(root, concrete_args)
         for node in reversed(graph.nodes):
@@ -220,13 +218,12 @@ class ArchTracer(fx.Tracer):
         is_parts = what == "len" and self.class_of(proxy) in (tuple, list)
         if not is_parts and not may_ask(node, what, may_fix_sizes=self._may_fix_sizes()):
             raise Refusal(REFUSALS[what])
-        if not self._can_answer:
+        if self._runs is None:
             raise Refusal(f"{REFUSALS[what]}: give example_inputs, which answer for shapes")
-        answer = self._answer(node, what)
+        answer = self._runs.answer(node, what, self._find_live)
         if answer.refusal:
             raise Refusal(f"{REFUSALS[what]}: {answer.refusal}")
-        for guard in to_guard(node, what, answer.value):
-            self._guard(node, guard)
+        self._guard(node, to_guard(node, what, answer.value))
         return answer.value
 
     def _may_fix_sizes(self) -> bool:
@@ -251,14 +248,10 @@ class ArchTracer(fx.Tracer):
     def class_of(self, proxy: Any) -> Any:
         """Return the class of the value that the example inputs give."""
         node: fx.Node = proxy.node
-        if not self._can_answer or not node.op.startswith(("call", "placeholder")):
+        if self._runs is None or not node.op.startswith(("call", "placeholder")):
             return type(proxy)
-        answer = self._answer(node, "class")
+        answer = self._runs.answer(node, "class", self._find_live)
         return type(proxy) if answer.refusal else type(answer.value)
-
-    def _answer(self, node: fx.Node, what: str) -> Answer:
-        assert self._runs is not None  # or nothing can be answered
-        return self._runs.answer(node, what, self._find_live)
 
     def note_proxy(self, proxy: fx.Proxy) -> None:
         """Remember a traced value for as long as anybody holds it."""

@@ -1,8 +1,8 @@
 """`certify`: compare two models on the example and random inputs like it, in double precision."""
 
 import math
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,10 +17,10 @@ from archlearn.tracing.block_hooks import advise_on_difference
 from archlearn.tracing.generated_forward import class_forwards, unwrap
 from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.output_types import tensors_in
-from archlearn.tracing.rng import cuda_devices, watching_draws
+from archlearn.tracing.rng import preserve_rng, watching_draws
 from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.tracing.trace_context import without_autocast
-from archlearn.verification.precision import exchanging, to_float64
+from archlearn.verification.precision import exchanging, holding, to_float64
 
 N_RANDOM = 3
 # Three random inputs of so many numbers cost next to nothing; larger ones are weighed.
@@ -57,24 +57,20 @@ def joined_sample(inputs: ExampleInputs, most_rows: int | None = None) -> Sample
     n = N_RANDOM if N_RANDOM * (_size(inputs) // n_rows) <= _SMALL else 1
     inputs = inputs.map(lambda x: x[:most_rows])
     n_left = _count_rows(inputs)
-    drawn = draw_like(inputs, 0, lambda shape: (n, *shape[1:]))
+    drawn = draw_like(inputs, 0, n)
     second = iter(drawn.tensors())
     joined = inputs.map(lambda x: torch.cat([x, next(second)]))
     return SampleInput(joined, 1 + n, n_left + n if n_left < n_rows else None)
 
 
-def draw_like(
-    inputs: ExampleInputs,
-    seed: int,
-    reshape: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda shape: shape,
-) -> ExampleInputs:
+def draw_like(inputs: ExampleInputs, seed: int, n_rows: int | None = None) -> ExampleInputs:
     """Return random inputs of the same kind; booleans and complex numbers stay as they are."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(value: Tensor) -> Tensor:
         if value.numel() == 0:
             return value
-        shape = reshape(tuple(value.shape))
+        shape = value.shape if n_rows is None else (n_rows, *value.shape[1:])
         if value.is_floating_point():
             return torch.randn(shape, generator=generator, dtype=torch.float64).to(value)
         if value.dtype is torch.bool or value.is_complex():
@@ -192,15 +188,6 @@ class Certificate:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Gap:
-    """How far two models are apart in one trial, in their own and in double precision."""
-
-    own: float
-    wide: float
-    n_inputs: int
-
-
 @without_autocast()
 def certify(
     first: nn.Module,
@@ -277,12 +264,15 @@ class Comparison:
         with evaluating(*self.models):
             first, second = self.models
             doubles = {**to_float64(first), **to_float64(second, self.doubles), **self.doubles}
-            found = self._try_quick(doubles, limits)
-            if found is None:
-                found = [
-                    self._measure(trial, doubles, allowed) for trial in plain_samples(self.inputs)
-                ]
-        own, wide = max(gap.own for gap in found), max(gap.wide for gap in found)
+            own, wide, n_inputs = math.inf, math.inf, 0
+            with suppress(Exception):
+                most_rows = _ROWS if self.is_derived else None  # who asks for certify means all
+                joined = joined_sample(self.inputs, most_rows)
+                if joined is not None:
+                    own, wide, n_inputs = self._measure([joined], doubles, allowed)
+            if not (own <= limits[0] and wide <= limits[1]):
+                samples = plain_samples(self.inputs)
+                own, wide, n_inputs = self._measure(samples, doubles, allowed)
         name = str(dtype).removeprefix("torch.")
         if not (own <= limits[0] and wide <= limits[1]):
             raise CertificateError(
@@ -291,20 +281,19 @@ class Comparison:
                 "not compute the same function: keep the first, and "
                 f"{advise_on_difference(self.models[0])}"
             )
-        return Certificate(own, wide, name, sum(gap.n_inputs for gap in found), *limits)
+        return Certificate(own, wide, name, n_inputs, *limits)
 
-    def _try_quick(self, doubles: Doubles, limits: tuple[float, float]) -> list[_Gap] | None:
-        """Return the difference in one batch, or None if that does not settle the matter."""
-        most_rows = _ROWS if self.is_derived else None  # who asks for certify means them all
-        try:
-            trial = joined_sample(self.inputs, most_rows)
-            gap = None if trial is None else self._measure(trial, doubles, limits[0])
-        except Exception:
-            return None
-        settled = gap is not None and gap.own <= limits[0] and gap.wide <= limits[1]
-        return [gap] if gap is not None and settled else None
+    def _measure(
+        self, samples: list[SampleInput], doubles: Doubles, allowed: float
+    ) -> tuple[float, float, int]:
+        """Return the largest differences in own and in double precision, and how many inputs."""
+        gaps = [self._measure_one(sample, doubles, allowed) for sample in samples]
+        own, wide = (max(gap) for gap in zip(*gaps, strict=True))
+        return own, wide, sum(sample.n_inputs for sample in samples)
 
-    def _measure(self, trial: SampleInput, doubles: Doubles, allowed: float) -> _Gap:
+    def _measure_one(
+        self, trial: SampleInput, doubles: Doubles, allowed: float
+    ) -> tuple[float, float]:
         single = trial.inputs.to(_dtype(self.models[0]), floating_only=True)
         with exchanging(doubles):
             double = trial.inputs.to(torch.float64, floating_only=True)
@@ -315,19 +304,19 @@ class Comparison:
                 raise InputError("there is not one output a row, so rows cannot be left out")
             wide = difference(wide_outputs, self._run(1, double))
         if not doubles:
-            return _Gap(wide, wide, trial.n_inputs)
+            return wide, wide
         outputs = self._run(1, single)
         own = difference_of_numbers(wide_outputs, outputs) if self.is_derived else math.inf
         if not own <= allowed:
             own = difference_of_numbers(self._run(0, single), outputs)
-        return _Gap(own, wide, trial.n_inputs)
+        return own, wide
 
     def _run(self, place: int, inputs: ExampleInputs) -> list[Tensor]:
         """Run one of the models, while the other has no numbers and its modules are watched."""
         model, other = self.models[place], self.models[1 - place]
         if not self.must_be_apart:
             return _run(model, inputs)
-        with noticing_calls(other) as called, _filled_with_nan(other):
+        with noticing_calls(other) as called, holding(_nan_for(other)):
             outputs = _run(model, inputs)
         if called:
             raise CertificateError(
@@ -362,26 +351,16 @@ def compare_in_both_modes(first: nn.Module, second: nn.Module, inputs: ExampleIn
 
 def _draws(model: nn.Module, inputs: ExampleInputs) -> bool:
     """Return whether a call draws random numbers; the generators are afterwards what they were."""
-    given, devices = inputs.copy(), cuda_devices(inputs)
-    with (
-        preserve_state(model),
-        torch.no_grad(),
-        torch.random.fork_rng(devices),
-        watching_draws() as generators,
-    ):
+    given = inputs.copy()
+    with preserve_state(model), torch.no_grad(), preserve_rng(inputs), watching_draws() as draws:
         model(*given.args, **given.kwargs)
-        return generators.has_moved()
+        return draws.has_moved()
 
 
 def _run(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
-    devices = cuda_devices(inputs)
-    with preserve_state(model), torch.no_grad(), torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(0)
-        for device in devices:
-            torch.cuda.default_generators[device].manual_seed(0)
-        given = inputs.copy()
-        out = model(*given.args, **given.kwargs)
-    return tensors_in(out)
+    given = inputs.copy()
+    with preserve_state(model), torch.no_grad(), preserve_rng(inputs, seed=0):
+        return tensors_in(model(*given.args, **given.kwargs))
 
 
 def _rounding(dtype: torch.dtype) -> float:
@@ -400,18 +379,12 @@ def _dtype(model: nn.Module) -> torch.dtype:
     raise InputError(f"{type(model).__name__} has no parameters; there is nothing to compare")
 
 
-@contextmanager
-def _filled_with_nan(model: nn.Module) -> Generator[None]:
-    """Let every parameter and buffer of a model be NaN for a while; what reads one is NaN, too."""
-    own = {tensor: tensor.data for _, tensor in tensors_of(model) if _is_plain(tensor)}
-    try:
-        for tensor in own:
-            nan = torch.full((), torch.nan, dtype=tensor.dtype, device=tensor.device)
-            tensor.data = nan.expand(tensor.shape)
-        yield
-    finally:
-        for tensor, data in own.items():
-            tensor.data = data
+def _nan_for(model: nn.Module) -> Doubles:
+    """Return NaN in place of every parameter and buffer of a model; what reads one is NaN, too."""
+    own = [tensor for _, tensor in tensors_of(model) if _is_plain(tensor)]
+    return {
+        x: torch.full((), torch.nan, dtype=x.dtype, device=x.device).expand(x.shape) for x in own
+    }
 
 
 def _find_shared(first: nn.Module, second: nn.Module) -> str:

@@ -69,17 +69,26 @@ class _Widening(TorchFunctionMode):
 
 
 @contextmanager
-def exchanging(numbers: Mapping[Tensor, Tensor]) -> Generator[None]:
-    """Let tensors hold other numbers for a while, and casts to their precision be none."""
+def holding(numbers: Mapping[Tensor, Tensor]) -> Generator[None]:
+    """Let tensors hold other numbers for a while."""
     own = {tensor: tensor.data for tensor in numbers}
-    dtypes = frozenset(data.dtype for data in own.values())
-    EXCHANGES_UNDER_WAY[0] += 1
     try:
         for tensor, other in numbers.items():
             tensor.data = other
-        with _Widening(dtypes | {torch.float32}):  # a model in float64 may have such parts
+        yield
+    finally:
+        for tensor, data in own.items():
+            tensor.data = data
+
+
+@contextmanager
+def exchanging(numbers: Mapping[Tensor, Tensor]) -> Generator[None]:
+    """Let tensors hold other numbers for a while, and casts to their precision be none."""
+    dtypes = frozenset(tensor.dtype for tensor in numbers)
+    EXCHANGES_UNDER_WAY[0] += 1
+    try:
+        # a model in float64 may have parts in float32
+        with holding(numbers), _Widening(dtypes | {torch.float32}):
             yield
     finally:
         EXCHANGES_UNDER_WAY[0] -= 1
-        for tensor, data in own.items():
-            tensor.data = data

@@ -4,8 +4,7 @@ import functools
 import statistics
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,39 +131,24 @@ class _LiveTensors(TorchDispatchMode):
     def __init__(self, given: Tensor) -> None:
         super().__init__()
         self._known = {given.untyped_storage().data_ptr()}
-        self._n_views: Counter[int] = Counter()
-        self._held = 0
+        self._held: dict[int, int] = {}
         self.most = 0
 
     def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Carry out an operation and count what it has made."""
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        given = {tensor.untyped_storage().data_ptr() for tensor in read}
-        self._known |= given - self._n_views.keys()  # weights
+        read = {storage.data_ptr() for storage in _storages((args, kwargs))}
+        self._known |= read - self._held.keys()  # weights
         out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor):
-                self._count(tensor.untyped_storage(), tensor)
+        for storage in _storages(out):
+            place = storage.data_ptr()
+            if place not in self._known and place not in self._held:
+                self._held[place] = storage.nbytes()
+                self.most = max(self.most, sum(self._held.values()))
+                weakref.finalize(storage, self._held.pop, place)
         return out
 
-    def _count(self, storage: torch.UntypedStorage, tensor: Tensor) -> None:
-        place = storage.data_ptr()
-        if place in self._known:
-            return
-        if not self._n_views[place]:
-            self._held += storage.nbytes()
-            self.most = max(self.most, self._held)
-        self._n_views[place] += 1
-        weakref.finalize(tensor, self._forget, place, storage.nbytes())
 
-    def _forget(self, place: int, n_bytes: int) -> None:
-        self._n_views[place] -= 1
-        if not self._n_views[place]:
-            del self._n_views[place]
-            self._held -= n_bytes
+def _storages(values: object) -> list[torch.UntypedStorage]:
+    return [x.untyped_storage() for x in tree_leaves(values) if isinstance(x, Tensor)]
