@@ -466,7 +466,7 @@ def _find_groups(
     # A part that a tensor is split into is a home, so that none is ever left without a channel.
     parts = [found.root[ids] for each in found.followed for ids in each.parts]
     homes = [*different.values(), *found.elements.values(), *parts]
-    homes = [join_parents(found.parents, channels) for channels in homes]
+    homes = [line for ids in homes for line in _list_parents(found.parents, ids)]
     homes += [channels for _, _, channels in _find_reads(found)]
     # Whether a norm, or a mean in one by hand, is taken over each channel.
     graphs = zip(found.traces.graphs, found.followed, strict=True)
@@ -497,10 +497,16 @@ def _mark(parents: Tensor, parts: Iterable[Tensor]) -> Tensor:
 
 def join_parents(parents: Tensor, ids: Tensor) -> Tensor:
     """Return the channels that atoms go with: one for each, or for all of a head some more."""
+    rows, *others = _list_parents(parents, ids)
+    return torch.cat([rows.reshape(-1), *others]) if others else rows
+
+
+def _list_parents(parents: Tensor, ids: Tensor) -> list[Tensor]:
+    """Return those apart: what atoms go with, their places within heads, and those of heads."""
     rows, *others = parents[:, ids]
     if torch.equal(rows, others[0]):
-        return rows
-    return torch.cat([rows.reshape(-1), *(other[rows != other] for other in others)])
+        return [rows]
+    return [rows, *(other[rows != other] for other in others)]
 
 
 def _without_fixed(channels: Tensor) -> Tensor:
