@@ -337,3 +337,22 @@ def test_heads_of_queries_stay_where_it_would_not_be_exact(kind: Callable[[], nn
     before = gated(x)
     al.shrink_(gated)
     assert (gated(x) - before).abs().max() < 1e-10
+
+
+class Kernel(Grouped):
+    """Linear attention: keys meet values before queries do."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = self.repeat(k), self.repeat(v)
+        return torch.relu(q) @ (torch.relu(k).transpose(-1, -2) @ v)
+
+
+@pytest.mark.parametrize("n_closed", [1, 2])
+def test_linear_attention_of_grouped_queries_shrinks(n_closed: int) -> None:
+    x, gated = draw(3, 6, 5), add_gates(Kernel)
+    assert {name: len(gate) for name, gate in gates_of(gated).items()} == WHOLE
+    places_of(gated).data[:n_closed] = 0.1
+    before = gated(x)
+    al.shrink_(gated)
+    assert (gated(x) - before).abs().max() < 1e-10
+    assert len(places_of(gated)) == TIMES - n_closed
