@@ -126,12 +126,38 @@ class Fused(BySdpa):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
+class NormedAsOne(Fused):
+    """Queries and keys are normalised over all their heads, as in OLMo 2, of one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_norm, self.k_norm = nn.RMSNorm(HEADS * SIZE), nn.RMSNorm(GROUPS * SIZE)
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.qkv(x).view(*x.shape[:2], GROUPS, TIMES + 2, SIZE)
+        q, k, v = y[..., :TIMES, :].flatten(2), y[..., -2, :].flatten(2), y[..., -1, :].flatten(2)
+        parts = (self.q_norm(q), self.k_norm(k), v)
+        return tuple(y.view(*x.shape[:2], -1, SIZE).transpose(1, 2) for y in parts)
+
+
+class NormedBehind(Grouped):
+    """What each head returns is normalised within it, as in Differential Transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(SIZE)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.norm(super().attend(q, k, v))
+
+
 APART = {"query": GROUPS, "query/2": SIZE, "query/3": TIMES, "value": SIZE}
 WHOLE = {"query": GROUPS, "query/2": TIMES, "value": SIZE}
 KINDS: dict[Callable[[], nn.Module], dict[str, int]] = {
     Grouped: APART, Interleaved: APART, BySdpa: APART, RepeatedForSdpa: APART,
     Turned: {**APART, "query/2": SIZE // 2}, Normed: WHOLE, NormedForSdpa: WHOLE, Biased: APART,
     Fused: {"qkv": GROUPS, "qkv/2": SIZE, "qkv/3": TIMES},
+    NormedBehind: {"query": GROUPS, "query/2": SIZE, "query/3": TIMES},
 }  # fmt: skip
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
@@ -196,7 +222,7 @@ def test_heads_of_queries_go_beside_whole_groups_and_channels_within(
     small: Any = al.compact(gated)
     for mode in (True, False):
         assert (gated.train(mode)(x) - small.train(mode)(x)).abs().max() < 1e-10
-    n_within = SIZE - 1  # of values
+    n_within = SIZE if kind is NormedBehind else SIZE - 1  # of values
     assert small.out.in_features == (GROUPS - 1) * (TIMES - 1) * n_within
     assert al.plan(gated).after == al.count_costs(small)
     al.save(small, path)
@@ -237,6 +263,15 @@ def test_one_head_of_queries_always_stays(kind: Callable[[], nn.Module]) -> None
     small: Any = al.compact(gated)
     assert small.out.in_features == GROUPS * SIZE
     assert (gated(x) - small(x)).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("kind", [*KINDS, NormedAsOne], ids=lambda kind: kind.__name__)
+def test_something_stays_where_every_gate_is_closed(kind: Callable[[], nn.Module]) -> None:
+    x, gated = draw(2, 6, 5), add_gates(kind)
+    with torch.no_grad():
+        for gate in gates_of(gated).values():
+            gate.fill_(0.1)
+    assert (gated(x) - al.compact(gated)(x)).abs().max() < 1e-10
 
 
 @pytest.mark.parametrize("kind", [Grouped, BySdpa, Normed])
@@ -302,3 +337,22 @@ def test_heads_of_queries_stay_where_it_would_not_be_exact(kind: Callable[[], nn
     before = gated(x)
     al.shrink_(gated)
     assert (gated(x) - before).abs().max() < 1e-10
+
+
+class Kernel(Grouped):
+    """Linear attention: keys meet values before queries do."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = self.repeat(k), self.repeat(v)
+        return torch.relu(q) @ (torch.relu(k).transpose(-1, -2) @ v)
+
+
+@pytest.mark.parametrize("n_closed", [1, 2])
+def test_linear_attention_of_grouped_queries_shrinks(n_closed: int) -> None:
+    x, gated = draw(3, 6, 5), add_gates(Kernel)
+    assert {name: len(gate) for name, gate in gates_of(gated).items()} == WHOLE
+    places_of(gated).data[:n_closed] = 0.1
+    before = gated(x)
+    al.shrink_(gated)
+    assert (gated(x) - before).abs().max() < 1e-10
+    assert len(places_of(gated)) == TIMES - n_closed

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -167,6 +168,7 @@ class ChannelGraph:
         kept: Why layers keep all their channels at which no site stands.
         sharing: Layers with a parameter that another module holds, too.
         whole_groups: Of each call with groups, whether it loses whole ones or parts of each.
+        copies: Calls that repeat keys or values for every head of queries.
     """
 
     inputs: ExampleInputs
@@ -187,6 +189,7 @@ class ChannelGraph:
     kept: dict[str, Reason]
     sharing: frozenset[str]
     whole_groups: dict[str, bool]
+    copies: frozenset[str]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ChannelGraph":
         return self
@@ -296,18 +299,18 @@ def build_channel_graph(
     trained_only: bool = True,
     with_streams: bool = True,
     traces: Traces | None = None,
-    whole_groups: Mapping[str, bool] | None = None,
+    before: ChannelGraph | None = None,
 ) -> ChannelGraph:
     """Trace a network, left unchanged, and find what can be learnt at sites that may be gated.
 
     With `trained_only` channels stay whose gates no gradient would reach in training mode; with
     `with_streams` channels may be gated where they are read. Of a network that shrinks, `traces`
-    and `whole_groups` are known already.
+    are known already, and what was found `before`, which is chosen again.
     """
     traces = traces or trace(net, inputs, leaves)
     with evaluating(net), preserve_state(net), preserve_rng(inputs):
         sites = tuple(find_sites(graph, net) for graph in traces.graphs)
-        search = _Search(net, inputs, traces, sites, may_gate, whole_groups or {}, with_streams)
+        search = _Search(net, inputs, traces, sites, may_gate, before, with_streams)
         asked, gated, found = search.run()
     followed, root, reasons = found.followed, found.root, found.reasons
     at_sites = [
@@ -343,6 +346,7 @@ def build_channel_graph(
         kept=_find_kept(found, group_of, {site.name for each in sites for site in each}),
         sharing=found.constraints.sharing,
         whole_groups=found.constraints.whole_groups,
+        copies=frozenset(found.constraints.copies),
     )
 
 
@@ -390,7 +394,7 @@ class _Search:
     traces: Traces
     sites: tuple[tuple[Site, ...], ...]
     may_gate: Callable[[Site], bool]
-    whole_groups: Mapping[str, bool]
+    before: ChannelGraph | None
     with_streams: bool
 
     def run(self) -> tuple[Gated, Gated, _Findings]:
@@ -418,14 +422,12 @@ class _Search:
         }
 
     def _follow(self, gated: Gated) -> _Findings:
-        constraints, followed = follow(
-            self.net,
-            self.traces.graphs,
-            self.inputs,
-            gated,
-            gate_reads=self.with_streams,
-            whole_groups=self.whole_groups,
-        )
+        graphs, before = self.traces.graphs, self.before
+        start = partial(follow, self.net, graphs, self.inputs, gated, gate_reads=self.with_streams)
+        # Calls that repeat keys may have other names now, and what was chosen would hide them.
+        copies = frozenset(start()[0].copies) if before and before.copies else frozenset[str]()
+        chosen = before.whole_groups if before else {}
+        constraints, followed = start(whole_groups=chosen, copies=copies)
         root, parents = constraints.roots(), constraints.parents()
         root = torch.where(parents[0] == parents[1], parents[0], root)
         reasons = _find_reasons(constraints, root, parents, followed)
@@ -466,7 +468,7 @@ def _find_groups(
     # A part that a tensor is split into is a home, so that none is ever left without a channel.
     parts = [found.root[ids] for each in found.followed for ids in each.parts]
     homes = [*different.values(), *found.elements.values(), *parts]
-    homes = [join_parents(found.parents, channels) for channels in homes]
+    homes = [line for ids in homes for line in _list_parents(found.parents, ids)]
     homes += [channels for _, _, channels in _find_reads(found)]
     # Whether a norm, or a mean in one by hand, is taken over each channel.
     graphs = zip(found.traces.graphs, found.followed, strict=True)
@@ -497,10 +499,16 @@ def _mark(parents: Tensor, parts: Iterable[Tensor]) -> Tensor:
 
 def join_parents(parents: Tensor, ids: Tensor) -> Tensor:
     """Return the channels that atoms go with: one for each, or for all of a head some more."""
+    rows, *others = _list_parents(parents, ids)
+    return torch.cat([rows.reshape(-1), *others]) if others else rows
+
+
+def _list_parents(parents: Tensor, ids: Tensor) -> list[Tensor]:
+    """Return those apart: what atoms go with, their places within heads, and those of heads."""
     rows, *others = parents[:, ids]
     if torch.equal(rows, others[0]):
-        return rows
-    return torch.cat([rows.reshape(-1), *(other[rows != other] for other in others)])
+        return [rows]
+    return [rows, *(other[rows != other] for other in others)]
 
 
 def _without_fixed(channels: Tensor) -> Tensor:

@@ -178,7 +178,7 @@ def reselect_sites(
         inputs,
         lambda site: site.name in gated,
         traces=traces,
-        whole_groups=old.whole_groups,
+        before=old,
     )
     new = free_heads(new, net)
     new_of = _match_channels(old, new, dropped)

@@ -67,8 +67,9 @@ class SpecialCall:
             return not self.is_gated and self._narrow_mean_()
         rule = rule_for(node, net)
         last = self.source.ids.dim() - 1
+        labels = self.source if rule is attention else self.out  # a norm may let go of heads alone
         if rule in (across_channels, attention) and last not in varying(
-            pointwise(self.root.__getitem__, self.source.ids)
+            pointwise(self.root.__getitem__, labels.ids)
         ):
             return False  # heads lie along another dimension
         if rule is across_channels:
