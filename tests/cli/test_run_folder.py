@@ -6,9 +6,12 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
+from archlearn.errors import SettingsError
+from archlearn.training.run_directory import lock_folder
 from tests.cli.commands import (
     LEARN,
     exit_code,
@@ -130,3 +133,18 @@ def test_a_disk_that_is_full_from_the_start_lets_the_same_command_be_given_again
     assert "No space left on device" in output
     assert "--resume" not in output
     assert "Traceback" not in output
+
+
+def test_a_lock_that_was_deleted_since_it_was_opened_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run ends in between: a third would lock the file that it makes anew."""
+    flock = fcntl.flock
+
+    def delete_first(file: TextIO, how: int) -> None:
+        (tmp_path / LOCK).unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", delete_first)
+    with pytest.raises(SettingsError, match="being learnt already"), lock_folder(tmp_path):
+        pass

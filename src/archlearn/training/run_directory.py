@@ -47,7 +47,8 @@ def lock_folder(folder: Path) -> Generator[None]:
     with _explaining_no_access(folder):
         file = path.open("a+", encoding="utf-8")
     with file:
-        if not _try_to_lock(file):
+        # A run that ended since the file was opened has deleted it: others would lock a new one.
+        if not _try_to_lock(file) or os.fstat(file.fileno()).st_nlink == 0:
             file.seek(0)
             owner = file.read().strip() or "another process"
             raise SettingsError(
