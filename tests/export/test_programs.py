@@ -94,6 +94,9 @@ def test_the_command_exports_files(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "small.safetensors does not take examples of shape (3, 3)" in capsys.readouterr().err
     (tmp_path / "run").mkdir()
     assert call("export", tmp_path / "run", "--to", "python") == 1
+    assert "holds no run (there is no config.toml in it)" in capsys.readouterr().err
+    (tmp_path / "run" / "config.toml").touch()
+    assert call("export", tmp_path / "run", "--to", "python") == 1
     assert "no compact model yet" in capsys.readouterr().err
 
 
