@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from archlearn.cli.display import PlainDisplay, in_a_line
+from archlearn.cli.display import PlainDisplay, in_a_line, show_downloads
 from archlearn.training.callbacks import EpochEnd
 from tests.cli.commands import exit_code
 
@@ -57,3 +57,20 @@ def test_a_network_whose_layers_all_merged_is_told_by_more_than_its_outputs(
     assert "after    10 (layers.0, layers.2 merged; 1 layer left)  650 parameters" in shown
     page = (tmp_path / "a" / "report.html").read_text()
     assert re.search(r"<b>30-20-10</b>.*<b>10 \(one layer\)</b>", page)
+
+
+@pytest.mark.parametrize(
+    ("what", "shown"),
+    [("images", ("decoding images", "100/3000")), ("mnist", ("fetching mnist", "kB"))],
+)
+def test_images_are_counted_and_downloads_measured_in_bytes(
+    what: str,
+    shown: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with show_downloads() as show:
+        show(what, 100, 3000)
+    output = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    assert all(part in output for part in shown)

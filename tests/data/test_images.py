@@ -10,6 +10,7 @@ from PIL import Image
 
 import archlearn as al
 from archlearn import DataError
+from archlearn.data import image_cache
 
 SIDE = 6
 
@@ -18,8 +19,8 @@ SIDE = 6
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, which even few images go through, in three parts."""
     monkeypatch.setenv("ARCHLEARN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(al.data.image_cache, "FEWEST_TO_CACHE", 1)
-    monkeypatch.setattr(al.data.image_cache, "_CHUNK", 8)
+    monkeypatch.setattr(image_cache, "FEWEST_TO_CACHE", 1)
+    monkeypatch.setattr(image_cache, "_CHUNK", 8)
     return tmp_path / "cache" / "images"
 
 
@@ -61,7 +62,7 @@ def test_cached_images_are_those_that_are_decoded_in_memory(
     noise = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
     Image.fromarray(noise).save(folder / "cats" / "noise.jpg", quality=80)
     cached = [split.inputs for split in load(folder)]
-    monkeypatch.setattr(al.data.image_cache, "FEWEST_TO_CACHE", 1000)
+    monkeypatch.setattr(image_cache, "FEWEST_TO_CACHE", 1000)
     direct = [split.inputs for split in load(folder)]
     both = [torch.cat(each).flatten(1).tolist() for each in (cached, direct)]
     assert sorted(both[0]) == sorted(both[1])
@@ -79,7 +80,7 @@ def test_images_are_mapped_and_parts_of_them_are_slices(folder: Path) -> None:
 
 def test_second_reading_decodes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load(folder)
-    monkeypatch.setattr(al.data.image_cache, "decode_all", None)
+    monkeypatch.setattr(image_cache, "decode_all", None)
     second = load(folder)
     assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(first, second, strict=True))
     assert torch.equal(first[0].targets, second[0].targets)
@@ -117,7 +118,7 @@ def test_broken_image_is_named_and_nothing_is_kept(folder: Path, cache: Path) ->
 def test_broken_images_are_left_out_and_named_if_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fewest: int
 ) -> None:
-    monkeypatch.setattr(al.data.image_cache, "FEWEST_TO_CACHE", fewest)
+    monkeypatch.setattr(image_cache, "FEWEST_TO_CACHE", fewest)
     for path in [*folder.rglob("*[13579].png"), folder / "dogs" / "104.png"]:
         path.write_bytes(path.read_bytes()[:-30])
     train, test = load(folder, skip_broken=True)
@@ -131,9 +132,27 @@ def test_full_disk_is_said_before_anything_is_decoded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": 100})
-    monkeypatch.setattr(al.data.image_cache.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DataError, match=r"20 images of 6 x 6 need .* GiB .* ARCHLEARN_CACHE"):
         load(folder)
+
+
+def test_cache_that_cannot_be_written_is_said(folder: Path, cache: Path) -> None:
+    cache.parent.write_text("a file stands here")
+    with pytest.raises(DataError, match=r"images cannot be written .*; set ARCHLEARN_CACHE"):
+        load(folder)
+
+
+@pytest.mark.parametrize("fewest", [1, 1000])
+def test_folder_of_broken_images_only_is_refused(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, fewest: int
+) -> None:
+    monkeypatch.setattr(image_cache, "FEWEST_TO_CACHE", fewest)
+    for path in folder.rglob("*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(DataError, match="none of 20 images can be read"):
+        load(folder, skip_broken=True)
+    assert not cache.exists() or list(cache.iterdir()) == []
 
 
 def test_validation_images_of_a_folder_are_its_test_part(tmp_path: Path) -> None:

@@ -94,4 +94,15 @@ def test_the_command_exports_files(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "small.safetensors does not take examples of shape (3, 3)" in capsys.readouterr().err
     (tmp_path / "run").mkdir()
     assert call("export", tmp_path / "run", "--to", "python") == 1
+    assert "holds no run (there is no config.toml in it)" in capsys.readouterr().err
+    (tmp_path / "run" / "config.toml").touch()
+    assert call("export", tmp_path / "run", "--to", "python") == 1
     assert "no compact model yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_full_disk_is_no_fault_of_the_model(tmp_path: Path, to: str) -> None:
+    for name in ("small", "small.safetensors"):
+        (tmp_path / name).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        export_model(nn.Linear(2, 2), tmp_path / "small", to, torch.zeros(2, 2))

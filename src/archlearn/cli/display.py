@@ -10,7 +10,14 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+)
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -25,16 +32,20 @@ from archlearn.training.settings import RunSettings
 def show_downloads() -> Generator[DownloadProgress]:
     """Yield what a download calls with each piece: it shows bars, or says once what is fetched."""
     console = Console(file=sys.stderr)
-    columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn())
-    bars = Progress(*columns, console=console, transient=True)
+    bars = Progress(console=console, transient=True)
     tasks: dict[str, TaskID] = {}
 
     def show(what: str, done: int, total: int | None) -> None:
         if what not in tasks:
             tasks[what] = bars.add_task(what, total=total)
+            is_count = what == "images"
+            verb, amount = (
+                ("decoding", MofNCompleteColumn()) if is_count else ("fetching", DownloadColumn())
+            )
+            bars.columns = (TextColumn(f"{verb} {{task.description}}"), BarColumn(), amount)
             if console.is_terminal:
                 bars.start()
-            elif what != "images":
+            elif not is_count:
                 sys.stderr.write(f"fetching {what}\n")
         bars.update(tasks[what], completed=done, total=total)
         if bars.finished:

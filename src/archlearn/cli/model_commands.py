@@ -212,7 +212,7 @@ def _say_score(score: "Score") -> str:
 
 def _find_compact(target: Path) -> Path:
     """Return the file of a compact model: that of a run's folder, or the one that is named."""
-    from archlearn.training.run_directory import COMPACT
+    from archlearn.training.run_directory import COMPACT, read_run_settings
 
     path = target / COMPACT if target.is_dir() else target
     if not target.exists():
@@ -225,6 +225,7 @@ def _find_compact(target: Path) -> Path:
             "folder, or a file that archlearn.save wrote"
         )
     if target.is_dir() and not path.is_file():
+        read_run_settings(target)  # refuses what is no run
         raise SettingsError(
             f"the run {target} has no compact model yet; let it end (archlearn learn --resume "
             f"{target}), or compact it as it is: archlearn compact {target}"

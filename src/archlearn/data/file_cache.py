@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +26,18 @@ def cache_folder(name: str) -> Path:
     root = os.environ.get("ARCHLEARN_CACHE")
     base = Path(root) if root else Path.home() / ".cache" / "archlearn"
     return base / name
+
+
+@contextmanager
+def writing_cache(name: str) -> Generator[Path]:
+    """Give the folder for one data set, and say what to do where it cannot be written."""
+    folder = cache_folder(name)
+    try:
+        yield folder
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be written ({error.strerror}); set ARCHLEARN_CACHE to another folder"
+        ) from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

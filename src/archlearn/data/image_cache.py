@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from archlearn.data.dataset import Split
-from archlearn.data.file_cache import DownloadProgress, cache_folder, no_progress
+from archlearn.data.file_cache import DownloadProgress, no_progress, writing_cache
 from archlearn.errors import DataError, check_installed
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,8 @@ def list_images(folder: Path, classes: Sequence[str]) -> Listing:
     return listing
 
 
-_CHUNK = 250
+_CHUNK = 25
+"""Images that a thread decodes at a time; those begun are finished after an interruption."""
 
 
 def decode_all(images: np.ndarray, listing: Listing, reading: ImageReading) -> list[int]:
@@ -92,6 +93,8 @@ def decode_all(images: np.ndarray, listing: Listing, reading: ImageReading) -> l
                         "inspect, evaluate and data take it)"
                     )
             reading.progress("images", min(start + _CHUNK, len(listing)), len(listing))
+    if not kept:
+        raise DataError(f"none of {len(listing)} images can be read")
     return kept
 
 
@@ -126,9 +129,10 @@ def read_through_cache(listing: Listing, reading: ImageReading) -> Split:
         state = path.stat()
         line = f"\n{path.absolute()} {state.st_size} {state.st_mtime_ns} {target}"
         digest.update(line.encode("utf-8", errors="surrogateescape"))
-    folder = cache_folder("images") / digest.hexdigest()[:24]
-    if not folder.is_dir():
-        _build(folder, listing, reading)
+    with writing_cache("images") as cache:
+        folder = cache / digest.hexdigest()[:24]
+        if not folder.is_dir():
+            _build(folder, listing, reading)
     targets = torch.from_numpy(np.load(folder / _TARGETS))
     # Mapped for reading; a write would stay in memory and not reach the file.
     images = np.load(folder / _IMAGES, mmap_mode="c")[: len(targets)]
@@ -185,7 +189,5 @@ def read_images(listing: Listing, reading: ImageReading) -> Split:
         return read_through_cache(listing, reading)
     images = np.empty((len(listing), 3, reading.side, reading.side), np.uint8)
     kept = decode_all(images, listing, reading)
-    if not kept:
-        raise DataError(f"none of {len(listing)} images can be read")
     targets = torch.tensor([listing[place][1] for place in kept])
     return Split(torch.from_numpy(images[kept]), targets)

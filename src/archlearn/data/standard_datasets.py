@@ -29,6 +29,7 @@ from archlearn.data.file_cache import (
     download,
     fetch_package,
     write_atomically,
+    writing_cache,
 )
 from archlearn.errors import DataError, check_installed
 
@@ -154,8 +155,9 @@ def fetch_whole(
             troubles.append(f"  {place}: {error}")
             continue
         if not place.startswith("folder"):
-            for file, content in contents.items():
-                write_atomically(cache_folder(name) / file, content)
+            with writing_cache(name) as cache:
+                for file, content in contents.items():
+                    write_atomically(cache / file, content)
         return place, contents
     raise DataError(
         f"no place gave the files of {name} whole:\n" + "\n".join(troubles) + "\n"

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def export_model(
         warnings.simplefilter("ignore")  # of torch's own parts about one another
         try:
             paths, run = FORMATS[to](model, path, inputs)
-        except ArchlearnError:
+        except (ArchlearnError, OSError):
             raise
         except Exception as error:
             raise FileError(
@@ -106,7 +107,9 @@ def _write_program(model: nn.Module, path: Path, inputs: ExampleInputs) -> Writt
     """Write a model as an `ExportedProgram` of torch.export, and read that."""
     shapes = _any_batch(model, inputs)
     program = torch.export.export(model, inputs.args, inputs.kwargs, dynamic_shapes=shapes)
-    torch.export.save(program, path)
+    content = BytesIO()  # on a full disk torch's own writer ends the process
+    torch.export.save(program, content)
+    path.write_bytes(content.getbuffer())
     loaded = torch.export.load(path).module()
     return (path,), lambda given: tensors_in(loaded(*given.args, **given.kwargs))
 

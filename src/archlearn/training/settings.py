@@ -278,8 +278,13 @@ def from_table(kind: type[S], table: Mapping[str, Any], where: str = "") -> S:
     return kind(**values)
 
 
+_FORMER = {"record.tensorboard": 'take it out, or write logger = "tensorboard"'}
+
+
 def _unknown_key(name: str, key: str, kind: type) -> str:
     """Return a sentence that names the key meant, wherever it belongs."""
+    if name in _FORMER:
+        return f"there is no setting {name!r} any more; {_FORMER[name]}"
     homes = {item: section for section, item, _ in flat_settings()}
     here = [item.name for item in dataclasses.fields(cast("Any", kind))]
     near = difflib.get_close_matches(key, here, n=1) or difflib.get_close_matches(key, homes, n=1)
