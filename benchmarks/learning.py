@@ -96,7 +96,11 @@ SHALLOW = {f"shallow{n}": f'gate_schedule=["branch_discount={n}"]' for n in (4, 
 TAUGHT_SHALLOW = {
     f"taught_shallow{n}": f'gate_schedule=["branch_discount={n}"] teacher=original'
     for n in (16, 32, 64)
-} | {"taught_shallow16_by8": 'gate_schedule=["branch_discount=16"] teacher=original multiple_of=8'}
+} | {
+    f"taught_shallow{n}_by8": f'gate_schedule=["branch_discount={n}"] multiple_of=8 '
+    "teacher=original"
+    for n in (8, 16)
+}
 GRID_SEEDS = (10, 11)
 TAUGHT = "resnet56-pretrained"
 GRID = {
@@ -369,7 +373,7 @@ NOTES = {
     "capacity": "ResNet-20 of half the multiply-adds without any learning of gates: the sizes that "
     "the learnt rows of the same seed ended with, and uniform ones, trained from fresh weights.",
     "depth": "ResNet-56 with gates on its residual branches (learnt) and without (width only), "
-    "and with earnings of branches divided by 4, 16, 32 and 64, so that blocks go sooner, alone "
+    "and with earnings of branches divided by 4, 8, 16, 32 and 64, so that blocks go sooner, alone "
     "and learnt from the pretrained network, too (taught); by8: widths in multiples of 8. "
     "Which blocks went and how fast the compact networks are: `python -m benchmarks.depth_speed`.",
     "teacher": "Learnt beside the labels from the frozen pretrained network (`teacher=original`), "
