@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.data.file_cache import GATES, no_progress
-from archlearn.gating.gate_container import find_store
+from archlearn.gating.gate_container import find_container
 from archlearn.gating.l0_folding import fold_gates_into_weights
 from archlearn.models.cifar_networks import ResNet, draw_weights_
 from archlearn.models.model_registry import build_network
@@ -237,15 +237,15 @@ def _train_sparse_(
 
 def _sum_by_gate(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return for each gate the sum of the values of what writes its channels, by layer."""
-    store = find_store(model)
-    assert store is not None
-    blueprint = store.choice.blueprint
-    place_of, sizes = blueprint.gate_places(), blueprint.group_sizes().tolist()
+    container = find_container(model)
+    assert container is not None
+    channel_graph = container.learnable.channel_graph
+    place_of, sizes = channel_graph.gate_places(), channel_graph.group_sizes().tolist()
     flat = torch.zeros(sum(sizes))
     for name, value in values.items():
-        own = place_of[blueprint.dims[f"{name}.weight", 0]]
+        own = place_of[channel_graph.dims[f"{name}.weight", 0]]
         flat.index_add_(0, own[own >= 0], value[own >= 0])
-    names = [group.name for group in blueprint.groups]
+    names = [group.name for group in channel_graph.groups]
     return dict(zip(names, flat.split(sizes), strict=True))
 
 

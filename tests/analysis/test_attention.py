@@ -664,8 +664,8 @@ FREE: dict[Callable[[], Attention], set[str]] = {
 def shuffle_(gated: nn.Module) -> None:
     """Let each gate within heads stand for another channel in each of them."""
     generator = torch.Generator().manual_seed(1)
-    store: Any = gated.archlearn_gates
-    for order in store.orders().values():
+    container: Any = gated.archlearn_gates
+    for order in container.orders().values():
         order.copy_(torch.rand(order.shape, generator=generator).argsort(1))
 
 
@@ -675,13 +675,13 @@ def test_each_head_may_lose_other_channels_but_equally_many(
 ) -> None:
     x, path = draw(3, 6, 5), tmp_path / "small.safetensors"
     gated, other = add_gates(kind), add_gates(kind)
-    store: Any = gated.archlearn_gates
-    assert set(store.orders()) == FREE[kind]
+    container: Any = gated.archlearn_gates
+    assert set(container.orders()) == FREE[kind]
     before, alike = gated(x), al.compact(close_within(add_gates(kind)))
     shuffle_(gated)
     assert torch.equal(gated(x), before)
     close_within(gated).train()(x).square().sum().backward()
-    for name, probe in store.probes().items():
+    for name, probe in container.probes().items():
         assert bool((probe.grad != 0).all())
         torch.testing.assert_close(probe.grad.sum(0), gates_of(gated)[name].grad)
     small: Any = al.compact(gated)
@@ -690,7 +690,7 @@ def test_each_head_may_lose_other_channels_but_equally_many(
     assert al.plan(gated).after == al.count_costs(small) == al.count_costs(alike)
     kept = al.kept_channels(small)
     if FREE[kind] & {"value", "qkv/2", "qkv/3"}:
-        n_places = len(kept["out.weight"][1]) // len(store.orders()[max(FREE[kind])])
+        n_places = len(kept["out.weight"][1]) // len(container.orders()[max(FREE[kind])])
         places = [column % SIZE for column in kept["out.weight"][1]]
         assert len({tuple(places[i : i + n_places]) for i in range(0, len(places), n_places)}) > 1
     al.save(small, path)
@@ -724,10 +724,10 @@ def test_a_state_from_before_heads_had_an_order_is_loaded() -> None:
 
 def test_probes_are_no_weights() -> None:
     gated = add_gates(ByHand)
-    store: Any = gated.archlearn_gates
+    container: Any = gated.archlearn_gates
     known = {id(weight) for weight in al.weights(gated)}
-    assert store.probes()
-    assert not known & {id(probe) for probe in store.probes().values()}
+    assert container.probes()
+    assert not known & {id(probe) for probe in container.probes().values()}
 
 
 class OneHead(Attention):

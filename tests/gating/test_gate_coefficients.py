@@ -168,10 +168,10 @@ def test_strengths_are_what_they_were_made_of() -> None:
 def test_neurons_of_a_shared_gate_are_freed_exactly() -> None:
     """What is left of many neurons when all but one are linear is one, and not nearly one."""
     model = al.add_gates(mlp(7, 4, 3, 2).float(), torch.zeros(1, 7))
-    store: Any = model.get_submodule("archlearn_gates")
+    container: Any = model.get_submodule("archlearn_gates")
     shared = torch.tensor([49.0] * 7 + [0.0] * 2)
-    store.prices = torch.stack([shared, 1 - shared.clamp(max=1)]).view(torch.int32)
-    store.freed_neurons = torch.tensor([[48.0, 48.0, 0.0], [0.0] * 3]).view(torch.int32)
+    container.prices = torch.stack([shared, 1 - shared.clamp(max=1)]).view(torch.int32)
+    container.freed_neurons = torch.tensor([[48.0, 48.0, 0.0], [0.0] * 3]).view(torch.int32)
     set_(model, {"0": [1.0] * 4, "2": [1.0] * 3}, {"0": 1.0, "2": 0.0})
     alone = al.Strengths(width_cost=1.0, width_binarise=0.0)
     assert al.penalty(model, alone).item() == 7.0

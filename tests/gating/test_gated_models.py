@@ -252,4 +252,4 @@ def test_gates_are_on_weights_that_are_fewer_than_the_activations_of_a_usual_bat
     gated: Any = al.add_gates(net, torch.randn(1, 1, 8, 8))
     n_weights, n_activations = 32 * 256 * 9, 32 * 8 * 8
     assert 32 * n_activations < n_weights < 128 * n_activations
-    assert list(place_gates(gated.archlearn_gates.choice.blueprint, gated, 0)) == [0]
+    assert list(place_gates(gated.archlearn_gates.learnable.channel_graph, gated, 0)) == [0]

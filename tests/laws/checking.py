@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import archlearn as al
-from archlearn.gating.gate_container import find_store
+from archlearn.gating.gate_container import find_container
 from archlearn.gating.parameters import find_holders
 from archlearn.nn.functional import open_flat
 from archlearn.optim.cost_function import CostFunction
@@ -58,7 +58,7 @@ def set_gates_(gated: nn.Module, gates: Gates) -> None:
     for width in al.width_gates(gated).values():
         closed = draw(width.shape, gates.closed) | draw(torch.Size(), gates.whole)
         width.copy_(torch.where(closed, CLOSED, OPEN))
-    for order in find_store(gated).orders().values():  # pyright: ignore[reportOptionalMemberAccess]
+    for order in find_container(gated).orders().values():  # pyright: ignore[reportOptionalMemberAccess]
         numbers = torch.rand(order.shape, generator=generator).argsort(1)
         order.copy_(order.sort(1).values.gather(1, numbers))
     for depth in al.depth_gates(gated).values():
@@ -302,12 +302,12 @@ def is_steady(net: nn.Module, x: Tensor) -> bool:
 def check_device_costs(program: Program, gates: Gates) -> None:
     """The cost function of the gate optimiser says what the plan says, and what a channel costs."""
     gated = gate_and_set(program, gates)
-    store = find_store(gated)
-    assert store is not None
-    cost = CostFunction(gated, store.choice)
-    flat = torch.cat([gate.detach().reshape(-1) for gate in store.gates()]).double()
-    is_open = open_flat(flat[: store.n_width], store.rows, store.pairs).double()
-    depths, branches = flat[store.n_width :].tensor_split([store.n_depth])
+    container = find_container(gated)
+    assert container is not None
+    cost = CostFunction(gated, container.learnable)
+    flat = torch.cat([gate.detach().reshape(-1) for gate in container.gates()]).double()
+    is_open = open_flat(flat[: container.n_width], container.rows, container.pairs).double()
+    depths, branches = flat[container.n_width :].tensor_split([container.n_depth])
     is_gone = torch.cat([depths >= 0.5, branches < 0.5]).double()
     found = cost(is_open[None], is_gone[None])[0].tolist()
     after = al.plan(gated).after

@@ -130,8 +130,8 @@ def test_another_channel_of_one_head_is_seen() -> None:
     gated, x = checking.gate_and_set(program, replace(GATES, closed=0)), checking.fresh(program)
     for branch in al.branch_gates(gated).values():
         branch.data.fill_(1.0)
-    store: Any = gated.archlearn_gates
-    name, order = next(iter(store.orders().items()))
+    container: Any = gated.archlearn_gates
+    name, order = next(iter(container.orders().items()))
     al.width_gates(gated)[name].data[0] = 0.1
     small = al.compact(gated)
     checking.check_same(gated, small, x)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.gating import insertion
-from archlearn.gating.gate_container import find_store
+from archlearn.gating.gate_container import find_container
 from archlearn.nn.tristate_activation import gate_branch
 from archlearn.optim.cost_function import CostFunction
 from archlearn.optim.gate_ranking import Holds, fill_up, find_savings, rank_gates
@@ -147,9 +147,9 @@ def test_room_that_a_branch_left_is_filled_up_whole() -> None:
     """A ViT asked for a tenth landed at 8.85 %: of a hundred channels that fitted 16 opened."""
     net = nn.Sequential(nn.Linear(8, 200), nn.ReLU(), nn.Linear(200, 4))
     model = al.add_gates(net, torch.randn(2, 8))
-    store = find_store(model)
-    assert store is not None
-    cost = CostFunction(model, store.choice)
+    container = find_container(model)
+    assert container is not None
+    cost = CostFunction(model, container.learnable)
     opened, gone = torch.zeros(200, dtype=torch.float64), torch.zeros(cost.n_depth).double()
     opened[:10] = 1.0
     limits = cost(torch.cat([torch.ones(120), torch.zeros(80)])[None].double(), gone[None])[0]
@@ -167,9 +167,9 @@ def test_room_that_a_branch_left_is_filled_up_whole() -> None:
 def test_what_is_saved_together_is_what_is_saved_one_by_one() -> None:
     """Of channels the gradient of the cost, of layers and branches the difference."""
     model = al.add_gates(Net(1.0, 1.0, 1.0, 1.0), draw(0)[0])
-    store = find_store(model)
-    assert store is not None
-    cost = CostFunction(model, store.choice)
+    container = find_container(model)
+    assert container is not None
+    cost = CostFunction(model, container.learnable)
     n_others = cost.n_depth + cost.n_branches
     generator = torch.Generator().manual_seed(0)
     for _ in range(10):
@@ -198,9 +198,9 @@ def test_a_channel_of_a_stream_costs_its_places_in_a_table_of_positions() -> Non
     model = al.add_gates(
         al.models.GPT(n_tokens=7, length=5, dim=12, n_blocks=1), torch.zeros(1, 5).long()
     )
-    store = find_store(model)
-    assert store is not None
-    cost = CostFunction(model, store.choice)
+    container = find_container(model)
+    assert container is not None
+    cost = CostFunction(model, container.learnable)
     is_open = torch.ones(2, cost.n_width, dtype=torch.float64)
     channel = (cost.group == [*al.width_gates(model)].index("tokens")).nonzero()[0]
     is_open[1, channel] = 0.0

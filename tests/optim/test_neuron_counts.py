@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import archlearn as al
-from archlearn.gating.gate_container import find_store
+from archlearn.gating.gate_container import find_container
 from archlearn.models.model_registry import build_network
 from archlearn.optim.neuron_counts import NeuronCounts
 
@@ -43,12 +43,14 @@ def gated() -> nn.Module:
 
 def count(model: nn.Module) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Return the neurons of each gate, by group, and those of each branch."""
-    store = find_store(model)
-    assert store is not None
-    acting = torch.cat([gate.detach().reshape(-1) for gate in store()]).double()
-    widths, depths, branches = acting.tensor_split([store.n_width, store.n_width + store.n_depth])
+    container = find_container(model)
+    assert container is not None
+    acting = torch.cat([gate.detach().reshape(-1) for gate in container()]).double()
+    widths, depths, branches = acting.tensor_split(
+        [container.n_width, container.n_width + container.n_depth]
+    )
     assert not len(depths) or not depths.any()
-    found, inside = NeuronCounts(store.choice)(widths, 1.0 - branches)
+    found, inside = NeuronCounts(container.learnable)(widths, 1.0 - branches)
     pieces = found.split([gate.numel() for gate in al.width_gates(model).values()])
     by_group = {n: p.tolist() for n, p in zip(al.width_gates(model), pieces, strict=True)}
     return by_group, dict(zip(al.branch_gates(model), inside.tolist(), strict=True))

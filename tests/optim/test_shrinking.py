@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import archlearn as al
 from archlearn.errors import InputError
-from archlearn.gating.gate_container import STORE
+from archlearn.gating.gate_container import CONTAINER
 from archlearn.optim.shrinking import try_shrink_
 from archlearn.tracing.generated_forward import forward_graphs
 
@@ -695,8 +695,8 @@ def test_gates_that_stand_still_are_not_computed_behind_the_last_cut(kind: str) 
         gates.zero_grad()
     whole = copy.deepcopy(model)
     al.shrink_(model, rule, gates)
-    assert STORE in forward_calls(whole)
-    assert not forward_calls(model) & {STORE, "gate_channels", "call_gated", "gate_branch"}
+    assert CONTAINER in forward_calls(whole)
+    assert not forward_calls(model) & {CONTAINER, "gate_channels", "call_gated", "gate_branch"}
     assert gap(model, whole, x) < 1e-12
     al.shrink_(start, like=model.state_dict())
     start.load_state_dict(model.state_dict())

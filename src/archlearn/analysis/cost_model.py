@@ -53,29 +53,29 @@ def marginal_costs(table: CostTable, kept: Tensor, coefficients: Tensor) -> Tens
 Factor = tuple[Tensor, float]
 
 
-def build_cost_table(blueprint: ChannelGraph, net: nn.Module) -> CostTable:
+def build_cost_table(channel_graph: ChannelGraph, net: nn.Module) -> CostTable:
     """Return the table for a network's weights."""
-    positions = count_positions(blueprint, net)
-    passing = blueprint.followed[0].passing
-    by_call = count_positions_by_call(blueprint, net)
-    one = torch.zeros(len(blueprint.groups)), 1.0
+    positions = count_positions(channel_graph, net)
+    passing = channel_graph.followed[0].passing
+    by_call = count_positions_by_call(channel_graph, net)
+    one = torch.zeros(len(channel_graph.groups)), 1.0
     rows: list[tuple[list[Factor], float, float]] = []
     for name, weight in _read_weights(net).items():
         factors: list[Factor] = []
         for dim in (0, 1):
             size = weight.shape[dim] if weight.dim() > dim else 1
-            factors += _count_indices(blueprint, blueprint.dims.get((name, dim)), size)
+            factors += _count_indices(channel_graph, channel_graph.dims.get((name, dim)), size)
         rest = math.prod(weight.shape[2:])
         n_places = positions.get(name, 0)
         for call in (call for call in passing if by_call[call][0] == name):
-            channels, n = blueprint.root[passing[call]], by_call[call][1]
-            beside = _count_indices(blueprint, channels, len(channels))
+            channels, n = channel_graph.root[passing[call]], by_call[call][1]
+            beside = _count_indices(channel_graph, channels, len(channels))
             rows.append(([*factors, *beside], 0.0, rest * n / len(channels)))
             n_places -= n
         rows.append((factors, rest, rest * n_places))
-    for parts in blueprint.followed[0].products.values():
+    for parts in channel_graph.followed[0].products.values():
         for n, ids in parts:
-            factors = _count_indices(blueprint, blueprint.root[ids], len(ids))
+            factors = _count_indices(channel_graph, channel_graph.root[ids], len(ids))
             rows.append(([*factors, one], 0.0, n / len(ids)))
     n_factors = max(len(factors) for factors, _, _ in rows)
     filled = [factors + [one] * (n_factors - len(factors)) for factors, _, _ in rows]
@@ -100,48 +100,50 @@ def _read_weights(net: nn.Module) -> dict[str, Tensor]:
 
 
 def count_positions(
-    blueprint: ChannelGraph,
+    channel_graph: ChannelGraph,
     net: nn.Module,
     gone: Container[str] = (),
     dropped: Tensor | None = None,
 ) -> dict[str, int]:
     """Return how often each weight is applied in one run, without calls and channels that go."""
     positions: dict[str, int] = {}
-    passing = blueprint.followed[0].passing if dropped is not None else {}
-    for call, (name, n) in count_positions_by_call(blueprint, net).items():
+    passing = channel_graph.followed[0].passing if dropped is not None else {}
+    for call, (name, n) in count_positions_by_call(channel_graph, net).items():
         if call in passing and dropped is not None:
-            goes = dropped[blueprint.root[passing[call]]]
+            goes = dropped[channel_graph.root[passing[call]]]
             n = n * int((~goes).sum()) // len(goes)
         positions[name] = positions.get(name, 0) + (0 if call in gone else n)
     return positions
 
 
-def count_positions_by_call(blueprint: ChannelGraph, net: nn.Module) -> dict[str, tuple[str, int]]:
+def count_positions_by_call(
+    channel_graph: ChannelGraph, net: nn.Module
+) -> dict[str, tuple[str, int]]:
     """Return the weight of each linear op in evaluation, and how often it is applied there."""
     found: dict[str, tuple[str, int]] = {}
     names = first_names(net)
-    for node, op in find_linear_ops(blueprint.traces.evaluation, net):
+    for node, op in find_linear_ops(channel_graph.traces.evaluation, net):
         side = node.all_input_nodes[0].name if op.kind == TRANSPOSED else node.name
-        labels = blueprint.followed[0].values[side]
+        labels = channel_graph.followed[0].values[side]
         shape = labels.shape if isinstance(labels, Labels) else ()
         others = (n for dim, n in enumerate(shape) if dim != len(shape) + op.channel_dim)
         found[node.name] = names.get(op.weight, op.weight), math.prod(others)
     return found
 
 
-def _count_indices(blueprint: ChannelGraph, channels: Tensor | None, size: int) -> list[Factor]:
+def _count_indices(channel_graph: ChannelGraph, channels: Tensor | None, size: int) -> list[Factor]:
     """Return indices for each channel of each group, and how many always stay.
 
     Where channels go with any of several: the one, and the part that is left by each other.
     """
-    sizes = blueprint.group_sizes()
+    sizes = channel_graph.group_sizes()
     if channels is None:
         return [(torch.zeros(len(sizes)), float(size))]
-    rows, *others = blueprint.parents[:, channels]
-    found = blueprint.count_by_group(rows)
+    rows, *others = channel_graph.parents[:, channels]
+    found = channel_graph.count_by_group(rows)
     factors = [(found / sizes, float(size - found.sum()))]
     for other in others:
         if not torch.equal(rows, other):
-            found = blueprint.count_by_group(other[rows != other]) / size
+            found = channel_graph.count_by_group(other[rows != other]) / size
             factors.append((found / sizes, float(1.0 - found.sum())))
     return factors

@@ -35,10 +35,10 @@ class MergeablePair:
     nodes: tuple[tuple[str, ...], ...]
 
 
-def find_link(
+def find_pair(
     graph: fx.Graph, net: nn.Module, site: Site, sharing: frozenset[str]
 ) -> MergeablePair | str:
-    """Return the link that a site stands in, or why a merge could not follow."""
+    """Return the pair that a site stands in, or why a merge could not follow."""
     node = next(n for n in graph.nodes if n.name == site.node)
     before = _walk_back(node, net)
     if isinstance(before, str):
@@ -64,33 +64,33 @@ def find_link(
     )
 
 
-def join_links(
+def join_pairs(
     graphs: Sequence[fx.Graph], found: Mapping[int, MergeablePair | str]
 ) -> MergeablePair | str:
-    """Return the link that a site stands in wherever its layers are called, or why there is none.
+    """Return the pair that a site stands in wherever its layers are called, or why there is none.
 
     `found` is what was found in each graph that has the site, by the place of the graph.
     """
-    links: list[MergeablePair] = []
-    for link in found.values():
-        if isinstance(link, str):
-            return link
-        links.append(link)
-    one = links[0]
+    mergeable: list[MergeablePair] = []
+    for pair in found.values():
+        if isinstance(pair, str):
+            return pair
+        mergeable.append(pair)
+    one = mergeable[0]
     if any(
-        (link.first, link.second, link.norms) != (one.first, one.second, one.norms)
-        for link in links
+        (pair.first, pair.second, pair.norms) != (one.first, one.second, one.norms)
+        for pair in mergeable
     ):
         return OTHERWISE
     layers = {one.first, one.second, *one.norms}
     nodes: list[tuple[str, ...]] = []
     for place, graph in enumerate(graphs):
-        link = found.get(place)
-        if not isinstance(link, MergeablePair) and any(
+        pair = found.get(place)
+        if not isinstance(pair, MergeablePair) and any(
             str(n.target) in layers for n in graph.nodes
         ):
             return OTHERWISE
-        nodes.append(link.nodes[0] if isinstance(link, MergeablePair) else ())
+        nodes.append(pair.nodes[0] if isinstance(pair, MergeablePair) else ())
     if len(graphs) - 1 not in found:
         return "called in evaluation mode only, where no gate learns"
     return replace(one, nodes=tuple(nodes))

@@ -21,7 +21,7 @@ from archlearn.errors import (
     lies_in,
     with_article,
 )
-from archlearn.gating.gate_container import GateContainer, GateKind, add_store_, find_store
+from archlearn.gating.gate_container import GateContainer, GateKind, add_container_, find_container
 from archlearn.gating.insertion import insert_gates
 from archlearn.gating.l0_folding import find_writers
 from archlearn.gating.learn import Learn
@@ -70,7 +70,7 @@ def check_net(net: Any) -> None:
             "followed; give the model as it was before, and script or export the compact one"
         )
     check_forwards(net, "add_gates", may_be_wrapped=False)
-    if find_store(net) is not None or any(isinstance(m, TriState) for m in net.modules()):
+    if find_container(net) is not None or any(isinstance(m, TriState) for m in net.modules()):
         raise InputError("the model has gates already; call add_gates on the model without them")
 
 
@@ -149,14 +149,14 @@ def trace_copy(
     check_numbers(list_tensors(net))
     inputs = with_attention_mask(net, inputs)
     try:
-        copied, choice = _follow_and_check(net, inputs, learn, leaves, **options)
+        copied, learnable = _follow_and_check(net, inputs, learn, leaves, **options)
     except TracingError as error:
         parts = _find_learnable_parts(net, inputs)
         raise TracingError(f"{error}{_advise(parts)}") from error.__cause__
-    for name, why in choice.blueprint.traces.opaque.items():
+    for name, why in learnable.channel_graph.traces.opaque.items():
         if has_blocks(copied.get_submodule(name)):
             _log.warning("%s was not looked into: %s", name, why)
-    return copied, choice
+    return copied, learnable
 
 
 def _follow_and_check(
@@ -171,23 +171,23 @@ def _follow_and_check(
         remove_wrapper_(module)
     disable_caches_(copied)
     try:
-        choice = select_sites(copied, inputs, learn, leaves, **options)
+        learnable = select_sites(copied, inputs, learn, leaves, **options)
         if not is_bound(net):
-            _check_copy(net, copied, choice)
+            _check_copy(net, copied, learnable)
     except TracingError:
         if not has_blocks(net) or BLOCKS[0] in leaves:
             raise
         if is_half(net):
             _log.warning("transformer blocks of torch are not looked into. %s", IN_HALF)
         return _follow_and_check(net, inputs, learn, (*leaves, *BLOCKS), **options)
-    return copied, choice
+    return copied, learnable
 
 
-def _check_copy(net: nn.Module, copied: nn.Module, choice: LearnableSites) -> None:
+def _check_copy(net: nn.Module, copied: nn.Module, learnable: LearnableSites) -> None:
     """Run a copy and its graphs, which must do the same."""
-    traces = choice.blueprint.traces
+    traces = learnable.channel_graph.traces
     with noticing_calls(net) as called:
-        check_trace(copied, traces, choice.blueprint.inputs)
+        check_trace(copied, traces, learnable.channel_graph.inputs)
     if called:
         raise TracingError(
             f"a copy of {type(net).__name__} still calls {called[0]!r} of the model itself: "
@@ -314,44 +314,44 @@ def add_gates(
     leaves = check_leaves(net, leaves)
     inputs = check_rows(ExampleInputs.of(example_inputs))
     # A real gate must be part of the layer in front; those of a stream have many.
-    gated, choice = trace_copy(net, inputs, learn, leaves, with_streams=kind == "binary")
+    gated, learnable = trace_copy(net, inputs, learn, leaves, with_streams=kind == "binary")
     if kind == "l0":
-        if not choice.blueprint.groups:
+        if not learnable.channel_graph.groups:
             raise InputError(
                 "kind 'l0' is about width gates, but only depth is learnt here; ask for widths in "
                 "learn=, or leave kind out"
             )
-        find_writers(choice.blueprint, gated)
-    store = GateContainer(choice, start, depth_start, was_bound=is_bound(net), kind=kind)
-    warn_of_traced_hooks(choice.blueprint.traces.all_blocks, gated)
-    bind_gates_(gated, store)
+        find_writers(learnable.channel_graph, gated)
+    container = GateContainer(learnable, start, depth_start, was_bound=is_bound(net), kind=kind)
+    warn_of_traced_hooks(learnable.channel_graph.traces.all_blocks, gated)
+    bind_gates_(gated, container)
     return gated
 
 
-def bind_gates_(net: nn.Module, store: GateContainer) -> None:
+def bind_gates_(net: nn.Module, container: GateContainer) -> None:
     """Give a model its gates, and a `forward` in which they act."""
-    blueprint = store.choice.blueprint
-    store.set_cost_table(build_cost_table(blueprint, net))
+    channel_graph = container.learnable.channel_graph
+    container.set_cost_table(build_cost_table(channel_graph, net))
     reference = find_reference(net)
     assert reference is not None  # or nothing could be learnt
-    add_store_(net, store)
-    _bind_forward_(net, store)
-    store.to(reference if reference.is_floating_point() else reference.real)
-    if blueprint.traces.mode_readers:
-        setattr(net, MODE_READERS, blueprint.traces.mode_readers)
+    add_container_(net, container)
+    _bind_forward_(net, container)
+    container.to(reference if reference.is_floating_point() else reference.real)
+    if channel_graph.traces.mode_readers:
+        setattr(net, MODE_READERS, channel_graph.traces.mode_readers)
 
 
-def _bind_forward_(net: nn.Module, store: GateContainer) -> None:
-    blueprint = store.choice.blueprint
-    graphs = [insert_gates(net, store, place) for place in range(len(blueprint.graphs))]
-    bind_graphs_(net, graphs, "Gated", blueprint.traces.all_blocks)
+def _bind_forward_(net: nn.Module, container: GateContainer) -> None:
+    channel_graph = container.learnable.channel_graph
+    graphs = [insert_gates(net, container, place) for place in range(len(channel_graph.graphs))]
+    bind_graphs_(net, graphs, "Gated", channel_graph.traces.all_blocks)
 
 
-def let_stand_(net: nn.Module, store: GateContainer, flags: Tensor) -> None:
+def let_stand_(net: nn.Module, container: GateContainer, flags: Tensor) -> None:
     """Let a model's `forward` pass over the gates that are flagged, and all others act again."""
-    store.stand_still_(flags)
+    container.stand_still_(flags)
     held: Any = type(net).forward  # by Accelerate and torch.compile
-    _bind_forward_(net, store)
-    store.to(store.gates()[0].device)
+    _bind_forward_(net, container)
+    container.to(container.gates()[0].device)
     new_class: Any = type(net)
     new_class.forward = held

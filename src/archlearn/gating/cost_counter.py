@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.costs import Costs
 from archlearn.errors import ArchlearnError, InputError, first_line
-from archlearn.gating.gate_container import GateContainer, find_store
+from archlearn.gating.gate_container import GateContainer, find_container
 from archlearn.module_utils import check_made, evaluating, find_reference
 from archlearn.nn.norms import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
@@ -114,10 +114,10 @@ def known_inputs(model: nn.Module, example_inputs: object = None) -> ExampleInpu
     """Return the given inputs, or those that the model was gated or compacted with."""
     if example_inputs is not None:
         return ExampleInputs.of(example_inputs)
-    store = find_store(model)
+    container = find_container(model)
     known = getattr(model, EXAMPLE, None)
-    if store is not None:
-        known = store.choice.blueprint.inputs
+    if container is not None:
+        known = container.learnable.channel_graph.inputs
     if known is None:
         raise InputError(
             f"{type(model).__name__} does not know its inputs; give example_inputs, as one call "

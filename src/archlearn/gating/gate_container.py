@@ -15,7 +15,7 @@ from archlearn.gating.selection import LearnableSites
 from archlearn.nn.functional import THRESHOLD, binarised_gates
 from archlearn.nn.hard_concrete import act_concrete
 
-STORE = "archlearn_gates"
+CONTAINER = "archlearn_gates"
 LEFT_OUT, STANDING = "branches left out", "gates standing still"
 """Of the buffers in `kept`; no layer has such names. Numbers, for averaged copies subtract them."""
 BRANCH_START = 0.55
@@ -27,7 +27,7 @@ class GateContainer(nn.Module):
     """The gates of a model: one vector a group of channels, one number a depth site or branch.
 
     Attributes:
-        choice: What is learnt, and why the rest is not.
+        learnable: What is learnt, and why the rest is not.
         was_bound: Whether the model had a generated `forward` already (a compact model).
         kind: How width gates act: binary, as the paper's, or drawn (hard concrete).
         n_width: The number of width gates.
@@ -61,7 +61,7 @@ class GateContainer(nn.Module):
 
     def __init__(
         self,
-        choice: LearnableSites,
+        learnable: LearnableSites,
         width_start: float,
         depth_start: float,
         *,
@@ -69,17 +69,17 @@ class GateContainer(nn.Module):
         kind: GateKind = "binary",
     ) -> None:
         super().__init__()
-        self.choice = choice
+        self.learnable = learnable
         self.kind: GateKind = kind
         self.was_bound = was_bound
         self.home_name = _HOMES[kind]
         self.add_module(self.home_name, nn.Module())
         self.depth = nn.Module()
         self.branch = nn.Module()
-        groups = choice.blueprint.groups
+        groups = learnable.channel_graph.groups
         self._width_keys = [gate_key(group.name) for group in groups]
-        self._depth_keys = [gate_key(site) for site in choice.links]
-        self._branch_keys = [gate_key(name) for name in choice.branches]
+        self._depth_keys = [gate_key(site) for site in learnable.mergeable]
+        self._branch_keys = [gate_key(name) for name in learnable.branches]
         for key, group in zip(self._width_keys, groups, strict=True):
             start = torch.full((len(group.channels),), width_start, dtype=torch.float64)
             self.home.register_parameter(key, nn.Parameter(start))
@@ -98,7 +98,7 @@ class GateContainer(nn.Module):
             probe = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
             self.probe.register_parameter(self._width_keys[place], probe)
         sizes = torch.tensor([len(group.channels) for group in groups], dtype=torch.long)
-        self.n_width, self.n_depth = int(sizes.sum()), len(choice.links)
+        self.n_width, self.n_depth = int(sizes.sum()), len(learnable.mergeable)
         self._kept: dict[str, Tensor] = {}
         self.kept_prices: Any = None
         self.budget: dict[str, float] | None = None
@@ -107,33 +107,37 @@ class GateContainer(nn.Module):
         self.places: dict[str, Tensor] = {}
         self.original_costs: dict[str, float] | None = None
         self.original_sizes = {group.name: len(group.channels) for group in groups}
-        self.original_widths = {layer: len(channels) for layer, channels in choice.rows}
+        self.original_widths = {layer: len(channels) for layer, channels in learnable.rows}
         self._register_constant("rows", _rows(sizes.tolist()))
         self._least = [group.least for group in groups]
         self._register_constant(
             "pairs", self.rows[[place for place, n in enumerate(self._least) if n > 1]]
         )
-        self._register_prices(choice, sizes)
+        self._register_prices(learnable, sizes)
 
     @property
     def home(self) -> nn.Module:
         """The module that holds the width gates."""
         return getattr(self, self.home_name)
 
-    def _register_prices(self, choice: LearnableSites, sizes: Tensor) -> None:
+    def _register_prices(self, learnable: LearnableSites, sizes: Tensor) -> None:
         """Keep what goes with each gate. All gates of depth and branches count as one more group.
 
         "prices" has two rows: the neurons of each width gate, and which way its cost pulls a gate
         of depth (1) or of a branch (-1). "freed_neurons" is by group.
         """
-        n_groups, n_depth, n_branches = len(sizes), len(choice.links), len(choice.branches)
+        n_groups, n_depth, n_branches = (
+            len(sizes),
+            len(learnable.mergeable),
+            len(learnable.branches),
+        )
         counts = torch.cat([sizes, torch.tensor([n_depth + n_branches])])
         index = torch.repeat_interleave(torch.arange(n_groups + 1), counts)
         self._register_constant("group_of_gate", index)
-        neurons = F.pad(choice.neurons(), (0, 1))[index]
+        neurons = F.pad(learnable.neurons(), (0, 1))[index]
         pull = torch.cat([torch.zeros(self.n_width), torch.ones(n_depth), -torch.ones(n_branches)])
         self._register_numbers("prices", torch.stack([neurons, pull]))
-        self._register_numbers("freed_neurons", F.pad(choice.freed_neurons(), (0, 1)))
+        self._register_numbers("freed_neurons", F.pad(learnable.freed_neurons(), (0, 1)))
 
     def _register_numbers(self, name: str, numbers: Tensor) -> None:
         """Keep numbers that move with the model, but stay what they are in half precision.
@@ -188,7 +192,7 @@ class GateContainer(nn.Module):
 
     def probes(self) -> dict[str, nn.Parameter]:
         """Return the probes by the name of their group."""
-        groups = self.choice.blueprint.groups
+        groups = self.learnable.channel_graph.groups
         names = [groups[place].name for place in self._with_heads]
         return {name: getattr(self.probe, gate_key(name)) for name in names}
 
@@ -202,35 +206,35 @@ class GateContainer(nn.Module):
         """Return whether each channel goes, if these gates of each group do."""
         orders = self.orders() if orders is None else orders
         ranks = {name: order.argsort(dim=1, stable=True) for name, order in orders.items()}
-        return self.choice.blueprint.find_dropped(gone, ranks)
+        return self.learnable.channel_graph.find_dropped(gone, ranks)
 
     def names_of_heads(self, place: int) -> tuple[str, str] | None:
         """Return the names of a group's order and probe, as the model finds them; None without."""
         if place not in self._with_heads:
             return None
         key = self._width_keys[place]
-        return f"{STORE}.order.{key}", f"{STORE}.probe.{key}"
+        return f"{CONTAINER}.order.{key}", f"{CONTAINER}.probe.{key}"
 
     def place_of_site(self, name: str) -> int:
         """Return where the depth gate of a site stands in `gates`."""
-        return len(self.choice.blueprint.groups) + list(self.choice.links).index(name)
+        return len(self.learnable.channel_graph.groups) + list(self.learnable.mergeable).index(name)
 
     def place_of_branch(self, name: str) -> int:
         """Return where the gate of a branch stands in `gates`."""
-        return len(self._width_keys) + self.n_depth + list(self.choice.branches).index(name)
+        return len(self._width_keys) + self.n_depth + list(self.learnable.branches).index(name)
 
     def width_gates(self) -> dict[str, nn.Parameter]:
         """Return the width gates by the name of their group."""
-        groups = self.choice.blueprint.groups
+        groups = self.learnable.channel_graph.groups
         return {group.name: getattr(self.home, gate_key(group.name)) for group in groups}
 
     def depth_gates(self) -> dict[str, nn.Parameter]:
         """Return the depth gates by the name of their site."""
-        return {site: getattr(self.depth, gate_key(site)) for site in self.choice.links}
+        return {site: getattr(self.depth, gate_key(site)) for site in self.learnable.mergeable}
 
     def branch_gates(self) -> dict[str, nn.Parameter]:
         """Return the branch gates by the name of their branch."""
-        return {name: getattr(self.branch, gate_key(name)) for name in self.choice.branches}
+        return {name: getattr(self.branch, gate_key(name)) for name in self.learnable.branches}
 
     @property
     def n_shrinks(self) -> int:
@@ -256,12 +260,12 @@ class GateContainer(nn.Module):
     def left_out(self) -> tuple[str, ...]:
         """Return the branches that `shrink_` has left out; waits for the device."""
         flags: Any = getattr(self.kept, LEFT_OUT, None)
-        return () if flags is None else tuple(compress(self.choice.branches, flags.tolist()))
+        return () if flags is None else tuple(compress(self.learnable.branches, flags.tolist()))
 
     def leave_out_(self, names: Collection[str]) -> None:
         """Take down which branches the `forward` to be bound leaves out, for good."""
         if names:
-            flags = torch.tensor([int(name in names) for name in self.choice.branches])
+            flags = torch.tensor([int(name in names) for name in self.learnable.branches])
             self._keep_place(LEFT_OUT, flags)
 
     def stand_still_(self, flags: Tensor) -> None:
@@ -313,14 +317,14 @@ class GateContainer(nn.Module):
         channel that is not learnt, or whose gate stands still. Two or three rows of places where
         channels go with any of so many.
         """
-        blueprint = self.choice.blueprint
-        known = blueprint.groups_among(channels)
+        channel_graph = self.learnable.channel_graph
+        known = channel_graph.groups_among(channels)
         groups = [place for place in known if place >= 0 and place not in self.standing]
-        members = [blueprint.groups[place] for place in groups]
+        members = [channel_graph.groups[place] for place in groups]
         if len(groups) == 1 and torch.equal(members[0].channels, channels):
             return groups, None
-        index = torch.zeros(len(blueprint.root), dtype=torch.long)
-        rows, columns, third = blueprint.parents[:, channels]
+        index = torch.zeros(len(channel_graph.root), dtype=torch.long)
+        rows, columns, third = channel_graph.parents[:, channels]
         is_pair, is_third = rows != columns, rows != third
         second, start = torch.zeros_like(channels), 1
         for group in members:
@@ -328,7 +332,7 @@ class GateContainer(nn.Module):
             if group.heads is None:
                 index[group.channels] = torch.arange(start, start + n)
             else:
-                place = blueprint.places_in_heads(group, channels)
+                place = channel_graph.places_in_heads(group, channels)
                 second = torch.where(place >= 0, start + place, second)
                 n *= len(group.heads)
             start += n
@@ -342,7 +346,7 @@ class GateContainer(nn.Module):
         """Keep where a site's gates stand; return the name that the model finds it under."""
         name = f"index_{sum(1 for buffer in self._buffers if buffer.startswith('index_'))}"
         self._register_constant(name, index)
-        return f"{STORE}.{name}"
+        return f"{CONTAINER}.{name}"
 
     def extra_repr(self) -> str:
         """Show how many gates there are."""
@@ -368,30 +372,30 @@ def gate_key(name: str) -> str:
     return f"{key}_" if hasattr(nn.Module, key) or key in vars(nn.Module()) else key
 
 
-def find_store(model: nn.Module) -> GateContainer | None:
-    """Return the model's gate store, or None if add_gates has not been called on it."""
-    store: Any = getattr(model, STORE, None)
-    if store is None:
-        store = next((m for m in model.modules() if isinstance(m, GateContainer)), None)
-    return store
+def find_container(model: nn.Module) -> GateContainer | None:
+    """Return the model's gate container, or None if add_gates has not been called on it."""
+    container: Any = getattr(model, CONTAINER, None)
+    if container is None:
+        container = next((m for m in model.modules() if isinstance(m, GateContainer)), None)
+    return container
 
 
 def list_gated(model: nn.Module) -> str:
     """Return the names of the parts of a model that `add_gates` was called on."""
-    parts = [name for name, module in model.named_modules() if STORE in module._modules]
+    parts = [name for name, module in model.named_modules() if CONTAINER in module._modules]
     return " and ".join(map(repr, parts))
 
 
-def add_store_(model: nn.Module, store: GateContainer) -> None:
+def add_container_(model: nn.Module, container: GateContainer) -> None:
     """Give a model its gates, in the mode that it is in."""
-    model.add_module(STORE, store.train(model.training))
+    model.add_module(CONTAINER, container.train(model.training))
     model.register_load_state_dict_pre_hook(prepare_loading)
 
 
-def remove_store_(model: nn.Module) -> None:
+def remove_container_(model: nn.Module) -> None:
     """Take the gates of a model away, and all that was added with them."""
-    if hasattr(model, STORE):
-        delattr(model, STORE)
+    if hasattr(model, CONTAINER):
+        delattr(model, CONTAINER)
     hooks: dict[int, Any] = model._load_state_dict_pre_hooks
     for key in [k for k, hook in hooks.items() if hook.hook is prepare_loading]:
         del hooks[key]
@@ -402,29 +406,33 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
 
     What it does not hold is put back: the model may come from the meta device.
     """
-    store: Any = module._modules.get(STORE)
-    own = store.home_name if isinstance(store, GateContainer) else None
+    container: Any = module._modules.get(CONTAINER)
+    own = container.home_name if isinstance(container, GateContainer) else None
     for kind, home in _HOMES.items():
-        if own not in (None, home) and any(k.startswith(f"{prefix}{STORE}.{home}.") for k in state):
+        if own not in (None, home) and any(
+            k.startswith(f"{prefix}{CONTAINER}.{home}.") for k in state
+        ):
             raise InputError(
                 f"the state_dict has width gates of the kind {kind!r}, but the model was made "
                 f"with the other; call add_gates(..., kind={kind!r}), and load it into that"
             )
-    if isinstance(store, GateContainer):
-        _check_places(store, state, f"{prefix}{STORE}.kept.")
-        if any(key.startswith(f"{prefix}{STORE}.") for key in state):  # older ones have no orders
-            for name, probe in store.probes().items():
+    if isinstance(container, GateContainer):
+        _check_places(container, state, f"{prefix}{CONTAINER}.kept.")
+        if any(
+            key.startswith(f"{prefix}{CONTAINER}.") for key in state
+        ):  # older ones have no orders
+            for name, probe in container.probes().items():
                 first = torch.arange(probe.shape[1]).repeat(len(probe), 1)
-                state.setdefault(f"{prefix}{STORE}.order.{gate_key(name)}", first)
+                state.setdefault(f"{prefix}{CONTAINER}.order.{gate_key(name)}", first)
                 state.setdefault(
-                    f"{prefix}{STORE}.probe.{gate_key(name)}", torch.zeros(probe.shape)
+                    f"{prefix}{CONTAINER}.probe.{gate_key(name)}", torch.zeros(probe.shape)
                 )
-        store.restore_constants_()
+        container.restore_constants_()
 
 
-def _check_places(store: GateContainer, state: dict[str, Any], prefix: str) -> None:
+def _check_places(container: GateContainer, state: dict[str, Any], prefix: str) -> None:
     """Refuse the `state_dict` of a model that other channels have been cut out of."""
-    own = {f"{prefix}{key}": place for key, place in store.places.items()}
+    own = {f"{prefix}{key}": place for key, place in container.places.items()}
     saved = {key: place for key, place in state.items() if key.startswith(prefix)}
     has_gates = any(key.startswith(prefix.removesuffix("kept.")) for key in state)
     if has_gates and (own.keys() != saved.keys() or any(

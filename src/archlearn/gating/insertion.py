@@ -30,7 +30,7 @@ from archlearn.analysis.propagation_rules.normalization import (
     local_response,
     unit_length,
 )
-from archlearn.gating.gate_container import STORE, GateContainer
+from archlearn.gating.gate_container import CONTAINER, GateContainer
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module, is_weight_hook
 from archlearn.nn.functional import gates_of_heads
@@ -76,7 +76,7 @@ class Reader:
     channels: Tensor
 
 
-def place_gates(blueprint: ChannelGraph, net: nn.Module, place: int) -> dict[int, list[Reader]]:
+def place_gates(channel_graph: ChannelGraph, net: nn.Module, place: int) -> dict[int, list[Reader]]:
     """Return the groups whose gates act on weights, with the layers that carry them.
 
     A group is left out, and its gates stand behind its activations, where a reader is no plain
@@ -84,26 +84,26 @@ def place_gates(blueprint: ChannelGraph, net: nn.Module, place: int) -> dict[int
     reader, or where the weights are more than the activations.
     """
     readers: dict[int, list[Reader]] = {}
-    at_sites = _groups_at_sites(blueprint, place) | _groups_read(blueprint, place)
+    at_sites = _groups_at_sites(channel_graph, place) | _groups_read(channel_graph, place)
     barred = {group for groups in at_sites.values() if len(groups) > 1 for group in groups}
-    for node in blueprint.graphs[place].nodes:
+    for node in channel_graph.graphs[place].nodes:
         if not node.op.startswith("call"):
             continue
         if is_linear_op(node, net):
-            passing = blueprint.followed[place].passing.get(node.name, blueprint.root[:0])
-            barred |= set(blueprint.groups_among(blueprint.root[passing]))
-            groups, reader = _read(blueprint, net, place, node)
+            passing = channel_graph.followed[place].passing.get(node.name, channel_graph.root[:0])
+            barred |= set(channel_graph.groups_among(channel_graph.root[passing]))
+            groups, reader = _read(channel_graph, net, place, node)
             if reader is None or len(groups) > 1:
                 barred |= set(groups)
             else:
                 for group in groups:
                     readers.setdefault(group, []).append(reader)
         elif rule_for(node, net) in _BETWEEN_CHANNELS:
-            barred |= _mixed_groups(blueprint, net, place, node)
-        elif node.name in blueprint.followed[place].reads:  # a norm
-            read = blueprint.followed[place].reads[node.name]
-            barred |= set(blueprint.groups_among(blueprint.root[read.ids]))
-    activations = _count_activations(blueprint, place, at_sites)
+            barred |= _mixed_groups(channel_graph, net, place, node)
+        elif node.name in channel_graph.followed[place].reads:  # a norm
+            read = channel_graph.followed[place].reads[node.name]
+            barred |= set(channel_graph.groups_among(channel_graph.root[read.ids]))
+    activations = _count_activations(channel_graph, place, at_sites)
     return {
         group: found
         for group, found in readers.items()
@@ -113,73 +113,79 @@ def place_gates(blueprint: ChannelGraph, net: nn.Module, place: int) -> dict[int
     }
 
 
-def _mixed_groups(blueprint: ChannelGraph, net: nn.Module, place: int, node: fx.Node) -> set[int]:
+def _mixed_groups(
+    channel_graph: ChannelGraph, net: nn.Module, place: int, node: fx.Node
+) -> set[int]:
     """Return the groups that meet others in a call, which must see them gated."""
-    values = blueprint.followed[place].values
-    read = set(_groups_in(blueprint, values[node.all_input_nodes[0].name]))
+    values = channel_graph.followed[place].values
+    read = set(_groups_in(channel_graph, values[node.all_input_nodes[0].name]))
     is_local = rule_for(node, net) in (local_response, unit_length)
-    return read if is_local else read - set(_groups_in(blueprint, values[node.name]))
+    return read if is_local else read - set(_groups_in(channel_graph, values[node.name]))
 
 
-def _groups_in(blueprint: ChannelGraph, labels: object) -> list[int]:
+def _groups_in(channel_graph: ChannelGraph, labels: object) -> list[int]:
     if not isinstance(labels, Labels):
         return []
-    return blueprint.groups_among(blueprint.root[labels.ids])
+    return channel_graph.groups_among(channel_graph.root[labels.ids])
 
 
-def _groups_at_sites(blueprint: ChannelGraph, place: int) -> dict[str, list[int]]:
+def _groups_at_sites(channel_graph: ChannelGraph, place: int) -> dict[str, list[int]]:
     """Return the groups that pass each gated site, by the name of its call."""
     found: dict[str, list[int]] = {}
-    for site in blueprint.sites[place]:
-        channels = blueprint.channels_of(place, site)
-        if channels is not None and site.node in blueprint.gated[place]:
-            found[site.node] = blueprint.groups_among(channels)
+    for site in channel_graph.sites[place]:
+        channels = channel_graph.channels_of(place, site)
+        if channels is not None and site.node in channel_graph.gated[place]:
+            found[site.node] = channel_graph.groups_among(channels)
     return found
 
 
-def _groups_read(blueprint: ChannelGraph, place: int) -> dict[str, list[int]]:
+def _groups_read(channel_graph: ChannelGraph, place: int) -> dict[str, list[int]]:
     """Return the groups that are gated where they are read, by the name of what is read."""
-    nodes = {node.name: node for node in blueprint.graphs[place].nodes}
+    nodes = {node.name: node for node in channel_graph.graphs[place].nodes}
     return {
-        nodes[name].all_input_nodes[0].name: blueprint.groups_among(blueprint.root[read.ids])
-        for name, read in blueprint.followed[place].reads.items()
+        nodes[name].all_input_nodes[0].name: channel_graph.groups_among(
+            channel_graph.root[read.ids]
+        )
+        for name, read in channel_graph.followed[place].reads.items()
     }
 
 
 def _read(
-    blueprint: ChannelGraph, net: nn.Module, place: int, node: fx.Node
+    channel_graph: ChannelGraph, net: nn.Module, place: int, node: fx.Node
 ) -> tuple[list[int], Reader | None]:
     """Return the groups that a layer reads, and the layer, if it can carry their gates."""
     op = read_linear_op(node, net)
-    labels = blueprint.followed[place].values[node.all_input_nodes[0].name]
+    labels = channel_graph.followed[place].values[node.all_input_nodes[0].name]
     if op is None or not isinstance(labels, Labels):
-        return _groups_in(blueprint, labels), None
+        return _groups_in(channel_graph, labels), None
     dim = labels.ids.dim() + op.channel_dim
     ids, state = core(labels.ids, labels.state, dim)
-    read = blueprint.followed[place].reads.get(node.name)
-    channels = blueprint.root[ids[0]]
-    if node.name in blueprint.followed[place].passing:  # others lie along the dimension it reads
-        channels = blueprint.root[torch.zeros_like(ids[0]) if read is None else read.ids]
-    groups = blueprint.groups_among(channels)
+    read = channel_graph.followed[place].reads.get(node.name)
+    channels = channel_graph.root[ids[0]]
+    if (
+        node.name in channel_graph.followed[place].passing
+    ):  # others lie along the dimension it reads
+        channels = channel_graph.root[torch.zeros_like(ids[0]) if read is None else read.ids]
+    groups = channel_graph.groups_among(channels)
     plain = op.is_module and op.groups == 1 and "weight" in find_module(net, op.layer)._parameters
     is_zero = state == ZERO
     if read is not None:
         is_zero = is_zero | (read.ids != FIXED)
-    zero = bool(is_zero.all() or is_zero[:, blueprint.is_learnt(channels)].all())
+    zero = bool(is_zero.all() or is_zero[:, channel_graph.is_learnt(channels)].all())
     told_more = len(node.args) != 1 or bool(node.kwargs)  # such as the size of its output
-    barred = told_more or is_called_again(node) or op.layer in blueprint.sharing
+    barred = told_more or is_called_again(node) or op.layer in channel_graph.sharing
     if not plain or not zero or barred:
         return groups, None
     return groups, Reader(node.name, op, channels)
 
 
 def _count_activations(
-    blueprint: ChannelGraph, place: int, at_sites: dict[str, list[int]]
+    channel_graph: ChannelGraph, place: int, at_sites: dict[str, list[int]]
 ) -> Counter[int]:
     """Return how many numbers each group's gates would act on behind its activations."""
     counts: Counter[int] = Counter()
     for node, groups in at_sites.items():
-        shape = blueprint.followed[place].values[node].shape
+        shape = channel_graph.followed[place].values[node].shape
         counts.update(dict.fromkeys(groups, count_activations(shape)))
     return counts
 
@@ -189,35 +195,38 @@ def count_activations(shape: torch.Size) -> int:
     return math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)
 
 
-def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
+def insert_gates(net: nn.Module, container: GateContainer, place: int) -> fx.Graph:
     """Return a copy of one of the model's graphs, with its gates.
 
     Activations in front of a depth gate no longer work in place.
     """
-    blueprint = store.choice.blueprint
-    graph, nodes = copy_with_marks(blueprint.traces, place)
-    standing = store.standing
-    leave_out_branches_(graph, nodes, store.choice, store.left_out(), place)
-    writer = _Writer(graph, net, store)
+    channel_graph = container.learnable.channel_graph
+    graph, nodes = copy_with_marks(channel_graph.traces, place)
+    standing = container.standing
+    leave_out_branches_(graph, nodes, container.learnable, container.left_out(), place)
+    writer = _Writer(graph, net, container)
     # A real gate on the next weights would pass over what is not linear in between.
-    on_weights = place_gates(blueprint, net, place) if store.kind == "binary" else {}
-    by_name = {node.name: node for node in blueprint.graphs[place].nodes}
-    for site in blueprint.sites[place]:
+    on_weights = place_gates(channel_graph, net, place) if container.kind == "binary" else {}
+    by_name = {node.name: node for node in channel_graph.graphs[place].nodes}
+    for site in channel_graph.sites[place]:
         if site.node not in nodes:
             continue
         node = nodes[site.node]
-        if site.name in store.choice.links and store.place_of_site(site.name) not in standing:
+        if (
+            site.name in container.learnable.mergeable
+            and container.place_of_site(site.name) not in standing
+        ):
             node = writer.mix_linear(node, site)
-        channels = blueprint.channels_of(place, site)
-        if channels is None or site.node not in blueprint.gated[place]:
+        channels = channel_graph.channels_of(place, site)
+        if channels is None or site.node not in channel_graph.gated[place]:
             continue
-        if int(blueprint.group_of[channels[0]]) not in on_weights:
-            followed = blueprint.followed[place]
+        if int(channel_graph.group_of[channels[0]]) not in on_weights:
+            followed = channel_graph.followed[place]
             # Counted from behind: inputs may have more or fewer dimensions in front.
             dim = followed.sites[site.node].dim - followed.values[site.node].ids.dim()
             writer.gate_channels(node, channels, dim)
-    for name, read in blueprint.followed[place].reads.items():
-        channels = blueprint.root[read.ids]
+    for name, read in channel_graph.followed[place].reads.items():
+        channels = channel_graph.root[read.ids]
         if name not in nodes:
             continue
         if rule_for(by_name[name], net) in (across_channels, group_norm):
@@ -228,30 +237,32 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
             writer.gate_variance(nodes[name], channels, read.dim)
         elif rule_for(by_name[name], net) is unit_length:
             writer.gate_length(nodes[name], channels, read.dim)
-        elif (plane := _plane_of_heads(blueprint, place, by_name[name])) is not None:
+        elif (plane := _plane_of_heads(channel_graph, place, by_name[name])) is not None:
             writer.gate_heads(nodes[name], plane)
-        elif not on_weights.keys() & set(blueprint.groups_among(channels)):
+        elif not on_weights.keys() & set(channel_graph.groups_among(channels)):
             writer.gate_read(nodes[name], channels, read.dim)
     for group, readers in on_weights.items():
         for reader in readers:
             if reader.node in nodes and group not in standing:
                 writer.gate_columns(nodes[reader.node], reader)
-    for branch in store.choice.branches.values():
+    for branch in container.learnable.branches.values():
         addition = branch.additions[place]
-        if addition.node in nodes and store.place_of_branch(branch.name) not in standing:
-            n_activations = count_activations(blueprint.followed[place].values[addition.node].shape)
+        if addition.node in nodes and container.place_of_branch(branch.name) not in standing:
+            n_activations = count_activations(
+                channel_graph.followed[place].values[addition.node].shape
+            )
             writer.gate_branch(nodes[addition.node], addition.operand, branch.name, n_activations)
     if not writer.acting.users:  # all gates stand still
         graph.erase_node(writer.acting)
     return graph
 
 
-def _plane_of_heads(blueprint: ChannelGraph, place: int, node: fx.Node) -> ReadPlane | None:
+def _plane_of_heads(channel_graph: ChannelGraph, place: int, node: fx.Node) -> ReadPlane | None:
     """Return what a product reads of heads each of which may keep other channels."""
-    read = blueprint.root[blueprint.followed[place].reads[node.name].ids]
-    group = int(blueprint.group_of[read[0]])
-    is_within = group >= 0 and blueprint.groups[group].heads is not None
-    return read_plane(blueprint, place, node) if is_within else None
+    read = channel_graph.root[channel_graph.followed[place].reads[node.name].ids]
+    group = int(channel_graph.group_of[read[0]])
+    is_within = group >= 0 and channel_graph.groups[group].heads is not None
+    return read_plane(channel_graph, place, node) if is_within else None
 
 
 def copy_with_marks(traces: Traces, place: int) -> tuple[fx.Graph, dict[str, fx.Node]]:
@@ -264,7 +275,7 @@ def copy_with_marks(traces: Traces, place: int) -> tuple[fx.Graph, dict[str, fx.
 def leave_out_branches_(
     graph: fx.Graph,
     nodes: dict[str, fx.Node],
-    choice: LearnableSites,
+    learnable: LearnableSites,
     closed: Iterable[str],
     place: int,
 ) -> None:
@@ -274,13 +285,13 @@ def leave_out_branches_(
     """
     closed = list(closed)
     for name in closed:
-        addition = choice.branches[name].additions[place]
+        addition = learnable.branches[name].additions[place]
         node = nodes.pop(addition.node)
         shortcut = node.args[1 - addition.operand]
         assert isinstance(shortcut, fx.Node)
         node.replace_all_uses_with(shortcut)
         graph.erase_node(node)
-    calls = choice.removals.gone_calls(place, choice.branch_places(closed))
+    calls = learnable.removals.gone_calls(place, learnable.branch_places(closed))
     gone = {nodes.pop(name) for name in calls & nodes.keys()}
     for node in [node for node in reversed(graph.nodes) if node in gone]:
         erase_marks_of_(node)
@@ -347,11 +358,11 @@ def _batch_norm(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> T
 class _Writer:
     """Writes gates into a graph."""
 
-    def __init__(self, graph: fx.Graph, net: nn.Module, store: GateContainer) -> None:
-        self.graph, self.net, self.store = graph, net, store
+    def __init__(self, graph: fx.Graph, net: nn.Module, container: GateContainer) -> None:
+        self.graph, self.net, self.container = graph, net, container
         start = next(node for node in graph.nodes if node.op != "placeholder")
         with graph.inserting_before(start):
-            self.acting = graph.call_module(STORE)
+            self.acting = graph.call_module(CONTAINER)
         self.last, self.assembled = self.acting, dict[object, fx.Node]()
         self.read: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
 
@@ -361,7 +372,7 @@ class _Writer:
 
     def gate_read(self, node: fx.Node, channels: Tensor, dim: int) -> None:
         """Let a call read its input through gates; calls that read the same share the product."""
-        groups, index = self.store.find(channels)
+        groups, index = self.container.find(channels)
         if not groups:
             return
         source = node.all_input_nodes[0]
@@ -374,9 +385,9 @@ class _Writer:
 
     def gate_heads(self, node: fx.Node, plane: ReadPlane) -> None:
         """Let a product read its first factor through gates, others in each head."""
-        groups, index = self.store.find(plane.ids.reshape(-1))
-        blueprint = self.store.choice.blueprint
-        if all(blueprint.groups[group].heads is None for group in groups):
+        groups, index = self.container.find(plane.ids.reshape(-1))
+        channel_graph = self.container.learnable.channel_graph
+        if all(channel_graph.groups[group].heads is None for group in groups):
             return
         assert index is not None  # heads have gates of their own
         width = self._assemble(groups, index[1])  # heads are gated behind
@@ -413,7 +424,7 @@ class _Writer:
 
     def _gate_inside(self, node: fx.Node, channels: Tensor, function: Any, *more: Any) -> None:
         """Put a function of a call's input, and of the gates of its channels, in its place."""
-        groups, index = self.store.find(channels)
+        groups, index = self.container.find(channels)
         if groups:
             width = self._assemble(groups, index)
             self._replace(node, function, node.all_input_nodes[0], width, *more)
@@ -426,7 +437,7 @@ class _Writer:
 
     def _gate_behind(self, node: fx.Node, channels: Tensor, function: Any, *more: Any) -> None:
         """Let all that read a node read a function of it and of the gates of its channels."""
-        groups, index = self.store.find(channels)
+        groups, index = self.container.find(channels)
         if not groups:
             return
         with self.graph.inserting_after(node):
@@ -438,7 +449,7 @@ class _Writer:
 
     def gate_norm(self, node: fx.Node, channels: Tensor) -> None:
         """Let a LayerNorm, RMSNorm or GroupNorm take its statistics over the open channels."""
-        groups, index = self.store.find(channels)
+        groups, index = self.container.find(channels)
         if not groups:
             return
         x, call = node.all_input_nodes[0], self.graph.call_function
@@ -482,7 +493,7 @@ class _Writer:
 
         The latter where those are fewer numbers than what the branch adds.
         """
-        gate = self._acting(self.store.place_of_branch(name))
+        gate = self._acting(self.container.place_of_branch(name))
         last: Any = node.args[operand]
         while self._is_alone(last) and self._called(last, nn.Dropout, nn.Dropout2d) is not None:
             last = last.args[0]
@@ -514,7 +525,7 @@ class _Writer:
 
     def gate_columns(self, node: fx.Node, reader: Reader) -> None:
         """Let a layer read its input through the gates, by scaling its weight."""
-        groups, index = self.store.find(reader.channels)
+        groups, index = self.container.find(reader.channels)
         width = self._assemble(groups, index)
         with self.graph.inserting_before(node):
             layer = self.graph.get_attr(reader.op.layer)
@@ -524,7 +535,7 @@ class _Writer:
     def mix_linear(self, node: fx.Node, site: Site) -> fx.Node:
         """Put the depth gate of a site behind a node."""
         make_out_of_place_(node, self.net)
-        depth = self._acting(self.store.place_of_site(site.name))
+        depth = self._acting(self.container.place_of_site(site.name))
         with self.graph.inserting_after(node):
             mixed = self.graph.call_function(mix_linear, (node.args[0], node, depth))
         node.replace_all_uses_with(mixed, delete_user_cb=lambda user: user is not mixed)
@@ -534,7 +545,7 @@ class _Writer:
         """Return the gates at a place, which all that need them share."""
         if place not in self.assembled:
             gates = self._prepare(operator.getitem, (self.acting, place))
-            names = self.store.names_of_heads(place)
+            names = self.container.names_of_heads(place)
             if names is not None:
                 with self.graph.inserting_after(self.last):
                     order = self.graph.get_attr(names[0])
@@ -552,7 +563,7 @@ class _Writer:
         key = (*groups, index.shape, *index.flatten().tolist())
         if key not in self.assembled:
             with self.graph.inserting_after(self.last):
-                self.last = self.graph.get_attr(self.store.keep_index(index))
+                self.last = self.graph.get_attr(self.container.keep_index(index))
             self.assembled[key] = self._prepare(assemble_gates, (opened, self.last))
         return self.assembled[key]
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from archlearn.errors import InputError
 from archlearn.gating.attach import check_rates
-from archlearn.gating.gate_container import STORE, GateContainer
+from archlearn.gating.gate_container import CONTAINER, GateContainer
 from archlearn.nn.tristate_activation import TriState
 from archlearn.tracing.generated_forward import unwrap
 
@@ -142,7 +142,7 @@ def _gates(model: nn.Module, kind: str) -> Iterator[tuple[str, nn.Parameter]]:
     n_parts = sum(isinstance(module, GateContainer) for _, module in found)
     for name, module in found:
         if isinstance(module, GateContainer):
-            part = name.removesuffix(STORE) if n_parts > 1 else ""
+            part = name.removesuffix(CONTAINER) if n_parts > 1 else ""
             for own, gate in getattr(module, f"{kind}_gates")().items():
                 yield part + own, gate
         elif isinstance(module, TriState) and getattr(module, kind, None) is not None:

@@ -89,7 +89,7 @@ def _check_strength(name: str, value: Any) -> None:
 
 
 def gate_coefficients(
-    store: GateContainer, gates: Tensor, strengths: Strengths
+    container: GateContainer, gates: Tensor, strengths: Strengths
 ) -> tuple[Tensor, Tensor]:
     """Return what each gate pays now: `linear` and `quadratic` in `g·(linear + quadratic·g)`.
 
@@ -99,28 +99,32 @@ def gate_coefficients(
     the gates.
     """
     if strengths.price is not Price.NEURONS or not is_concrete(gates) or gates.is_inference():
-        return _work_out(store, gates, strengths)
-    depth = gates[store.n_width :].tolist() if len(gates) > store.n_width else ()
+        return _work_out(container, gates, strengths)
+    depth = gates[container.n_width :].tolist() if len(gates) > container.n_width else ()
     key = (strengths.numbers(), gates.dtype, [gate >= THRESHOLD for gate in depth])
-    kept = store.kept_prices
+    kept = container.kept_prices
     if kept is None or kept[0] != key:
-        kept = store.kept_prices = key, _work_out(store, gates, strengths)
+        kept = container.kept_prices = key, _work_out(container, gates, strengths)
     return kept[1]
 
 
-def _work_out(store: GateContainer, gates: Tensor, strengths: Strengths) -> tuple[Tensor, Tensor]:
-    neurons, pull = store.numbers("prices", gates.dtype)
+def _work_out(
+    container: GateContainer, gates: Tensor, strengths: Strengths
+) -> tuple[Tensor, Tensor]:
+    neurons, pull = container.numbers("prices", gates.dtype)
     is_depth = pull.abs()
-    freed = store.numbers("freed_neurons", gates.dtype)
+    freed = container.numbers("freed_neurons", gates.dtype)
     price, paid = neurons, neurons
     if len(freed):
-        others = gates[store.n_width :] >= THRESHOLD
-        is_gone = others ^ (pull[store.n_width :] < 0)  # a branch is gone where its gate is closed
+        others = gates[container.n_width :] >= THRESHOLD
+        is_gone = others ^ (
+            pull[container.n_width :] < 0
+        )  # a branch is gone where its gate is closed
         freed = torch.mv(freed.T, is_gone.to(freed.dtype))
-        paid = (neurons - freed.index_select(0, store.group_of_gate)).clamp(min=0.0)
+        paid = (neurons - freed.index_select(0, container.group_of_gate)).clamp(min=0.0)
     if strengths.price is not Price.NEURONS:
-        marginal = F.pad(_marginal_price(store, gates, strengths.price), (0, 1))
-        price = marginal.index_select(0, store.group_of_gate)
+        marginal = F.pad(_marginal_price(container, gates, strengths.price), (0, 1))
+        price = marginal.index_select(0, container.group_of_gate)
         paid = price * (paid / (neurons + is_depth))
     width_push = price * -strengths.width_binarise
     quadratic = torch.sub(width_push, is_depth, alpha=strengths.depth_binarise)
@@ -128,14 +132,16 @@ def _work_out(store: GateContainer, gates: Tensor, strengths: Strengths) -> tupl
     return torch.sub(linear, pull, alpha=strengths.depth_cost), quadratic
 
 
-def _marginal_price(store: GateContainer, gates: Tensor, price: Price) -> Tensor:
+def _marginal_price(container: GateContainer, gates: Tensor, price: Price) -> Tensor:
     """Return what one more channel of each group costs at the current widths, mean one."""
-    table = store.cost_table(gates.dtype)
+    table = container.cost_table(gates.dtype)
     combined = combine_costs(table.parameters, table.multiply_adds)
     coefficients: Tensor = combined[COSTS.index(price.value)]
-    groups = store.group_of_gate[: store.n_width]
-    opened = open_flat(gates[: store.n_width], store.rows, store.pairs).to(coefficients.dtype)
-    kept = gates.new_zeros(len(store.rows)).index_add_(0, groups, opened)
+    groups = container.group_of_gate[: container.n_width]
+    opened = open_flat(gates[: container.n_width], container.rows, container.pairs).to(
+        coefficients.dtype
+    )
+    kept = gates.new_zeros(len(container.rows)).index_add_(0, groups, opened)
     cost = marginal_costs(table, kept, coefficients)
     return cost / cost[groups].mean()
 
@@ -157,26 +163,26 @@ def penalty(model: nn.Module, strengths: Strengths) -> Float[Tensor, ""]:
     terms: list[Tensor] = []
     for holder in find_holders(model):
         if isinstance(holder, GateContainer):
-            terms.append(_price_store(holder, strengths))
+            terms.append(_price_container(holder, strengths))
         else:
             terms.extend(_price_by_hand(holder, strengths))
     return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
 
 
-def _price_store(store: GateContainer, strengths: Strengths) -> Tensor:
-    """Return the penalty of all gates `g` of a store at once, as `Σ g·(a + b − a·g)`.
+def _price_container(container: GateContainer, strengths: Strengths) -> Tensor:
+    """Return the penalty of all gates `g` of a container at once, as `Σ g·(a + b − a·g)`.
 
     For a width gate `a` is λ1 times its neurons (or their price), and `b` is λ3 times those that
     are not linear; for a depth gate they are λ2 and −λ4, for a branch gate λ2 and λ4. Neither has
     a gradient. Of width gates of the kind "l0", `g` is the probability to be open, and `a` is 0.
     """
-    gates = join_gates(store.gates())
+    gates = join_gates(container.gates())
     gates = _in_single(gates)
-    if store.kind == "l0":
+    if container.kind == "l0":
         strengths = replace(strengths, width_binarise=0.0)
-    linear, quadratic = gate_coefficients(store, gates.detach(), strengths)
-    if store.kind == "l0":
-        width, depth = gates.tensor_split([store.n_width])
+    linear, quadratic = gate_coefficients(container, gates.detach(), strengths)
+    if container.kind == "l0":
+        width, depth = gates.tensor_split([container.n_width])
         gates = torch.cat([count_expected(width), depth])
     return torch.dot(gates, torch.addcmul(linear, quadratic, gates))
 

@@ -23,7 +23,7 @@ from archlearn.analysis.constraints import Reason
 from archlearn.analysis.gate_sites import Site, find_trained
 from archlearn.analysis.head_channels import free_heads
 from archlearn.analysis.linear_ops import find_linear_ops
-from archlearn.analysis.mergeable_layers import MergeablePair, find_link, join_links
+from archlearn.analysis.mergeable_layers import MergeablePair, find_pair, join_pairs
 from archlearn.analysis.residual_branches import Branch, Removals, find_branches, find_removals
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.learn import Learn
@@ -37,18 +37,18 @@ class LearnableSites:
     """What is learnt in a model, and why the rest is not.
 
     Attributes:
-        blueprint: All that is known of the model's channels.
-        links: The layers on both sides of each site whose depth is learnt.
-        no_link: Why depth is not learnt at each other site.
+        channel_graph: All that is known of the model's channels.
+        mergeable: The layers on both sides of each site whose depth is learnt.
+        not_mergeable: Why depth is not learnt at each other site.
         rows: For each linear op, the channels that it writes.
         branches: The residual branches that can be closed.
         no_branch: Why other branches must stay.
         removals: What goes with closed branches.
     """
 
-    blueprint: ChannelGraph
-    links: dict[str, MergeablePair]
-    no_link: dict[str, Reason]
+    channel_graph: ChannelGraph
+    mergeable: dict[str, MergeablePair]
+    not_mergeable: dict[str, Reason]
     rows: tuple[tuple[str, Tensor], ...]
     branches: dict[str, Branch]
     no_branch: dict[str, Reason]
@@ -59,16 +59,16 @@ class LearnableSites:
 
     def width_reason(self, place: int, site: Site) -> Reason | None:
         """Return why a site's width is not learnt, or None if any of its channels is."""
-        channels = self.blueprint.channels_of(place, site)
+        channels = self.channel_graph.channels_of(place, site)
         if channels is None:
-            return self.blueprint.followed[place].hidden.get(site.node, NO_CHANNELS)
+            return self.channel_graph.followed[place].hidden.get(site.node, NO_CHANNELS)
         if not self._is_asked(place, site):
             return NOT_ASKED
         if self.n_learnt(place, site):
             return None
-        found = self.blueprint.followed[place].sites.get(site.node)
+        found = self.channel_graph.followed[place].sites.get(site.node)
         atoms = channels if found is None else found.ids
-        reasons, fixed = self.blueprint.reasons, self.blueprint.fixed
+        reasons, fixed = self.channel_graph.reasons, self.channel_graph.fixed
         found = (
             fixed.get(atom) if channel == FIXED else reasons.get(channel)
             for atom, channel in zip(atoms.tolist(), channels.tolist(), strict=True)
@@ -77,14 +77,14 @@ class LearnableSites:
 
     def n_learnt(self, place: int, site: Site) -> int:
         """Return in how many of a site's channels the width is learnt."""
-        channels = self.blueprint.channels_of(place, site)
+        channels = self.channel_graph.channels_of(place, site)
         if channels is None or not self._is_asked(place, site):
             return 0
-        return int(self.blueprint.is_learnt(channels).sum())
+        return int(self.channel_graph.is_learnt(channels).sum())
 
     def _is_asked(self, place: int, site: Site) -> bool:
-        is_stream = any(stream.site is site for stream in self.blueprint.streams)
-        return is_stream or site.node in self.blueprint.asked[place]
+        is_stream = any(stream.site is site for stream in self.channel_graph.streams)
+        return is_stream or site.node in self.channel_graph.asked[place]
 
     def branch_places(self, names: Iterable[str]) -> frozenset[int]:
         """Return where branches stand among all, as `removals` counts them."""
@@ -93,33 +93,35 @@ class LearnableSites:
 
     def neurons(self) -> Tensor:
         """Return how many neurons go with one gate of each group."""
-        sizes = self.blueprint.group_sizes()
+        sizes = self.channel_graph.group_sizes()
         counts = torch.zeros(len(sizes))
         for _, rows in self.rows:
-            counts += self.blueprint.count_by_group(rows)
+            counts += self.channel_graph.count_by_group(rows)
         return (counts / sizes).clamp(min=1.0)
 
     def freed_neurons(self) -> Tensor:
         """Return how many of those each linear site frees, then each closed branch, a row each."""
-        sizes, by_layer = self.blueprint.group_sizes(), dict(self.rows)
-        freed = [(link.first,) for link in self.links.values()]
+        sizes, by_layer = self.channel_graph.group_sizes(), dict(self.rows)
+        freed = [(pair.first,) for pair in self.mergeable.values()]
         freed += [branch.layers for branch in self.branches.values()]
         table = torch.zeros(len(freed), len(sizes))
         for row, layers in zip(table, freed, strict=True):
             for layer in layers:
                 if layer in by_layer:
-                    row += self.blueprint.count_by_group(by_layer[layer]) / sizes
+                    row += self.channel_graph.count_by_group(by_layer[layer]) / sizes
         return table
 
     def inner_groups(self) -> Tensor:
         """Return which groups have no parameter left once a branch is closed, a row a branch."""
-        table = torch.ones(len(self.branches), len(self.blueprint.groups), dtype=torch.bool)
-        held = [(name, channels) for (name, _), channels in self.blueprint.dims.items()]
-        held += [(name, channels.reshape(-1)) for name, channels in self.blueprint.elements.items()]
+        table = torch.ones(len(self.branches), len(self.channel_graph.groups), dtype=torch.bool)
+        held = [(name, channels) for (name, _), channels in self.channel_graph.dims.items()]
+        held += [
+            (name, channels.reshape(-1)) for name, channels in self.channel_graph.elements.items()
+        ]
         for name, channels in held:
             gone = self.removals.tensors.get(name, frozenset())
             stays = [frozenset({place}) not in gone for place in range(len(table))]
-            is_there = self.blueprint.count_by_group(channels) > 0
+            is_there = self.channel_graph.count_by_group(channels) > 0
             table &= ~(torch.tensor(stays, dtype=torch.bool)[:, None] & is_there)
         return table
 
@@ -138,41 +140,47 @@ def select_sites(
 ) -> LearnableSites:
     """Return what is learnt in `net`; with `must_learn`, there must be something."""
     request = _LearnRequest(learn)
-    blueprint = build_channel_graph(
+    channel_graph = build_channel_graph(
         net,
         inputs,
         lambda site: Learn.WIDTH in request.of(site),
         leaves,
         with_streams=with_streams,
     )
-    blueprint = free_heads(blueprint, net)
-    links, no_link = _find_links(net, blueprint, lambda site: Learn.DEPTH in request.of(site))
-    branches, no_branch = find_branches(net, blueprint.graphs, blueprint.followed)
+    channel_graph = free_heads(channel_graph, net)
+    mergeable, not_mergeable = _find_mergeable(
+        net, channel_graph, lambda site: Learn.DEPTH in request.of(site)
+    )
+    branches, no_branch = find_branches(net, channel_graph.graphs, channel_graph.followed)
     for name in [*branches, *no_branch]:
         if Learn.DEPTH not in request.of_branch(name) and branches.pop(name, None) is not None:
             no_branch[name] = NOT_ASKED
-    choice = _join(net, blueprint, (links, no_link), (branches, no_branch))
-    request.check(choice)
-    if must_learn and not blueprint.groups and not links and not branches:
-        raise InputError(_nothing(choice, net))
-    return choice
+    learnable = _join(net, channel_graph, (mergeable, not_mergeable), (branches, no_branch))
+    request.check(learnable)
+    if must_learn and not channel_graph.groups and not mergeable and not branches:
+        raise InputError(_nothing(learnable, net))
+    return learnable
 
 
 def reselect_sites(
-    net: nn.Module, inputs: ExampleInputs, choice: LearnableSites, traces: Traces, dropped: Tensor
+    net: nn.Module,
+    inputs: ExampleInputs,
+    learnable: LearnableSites,
+    traces: Traces,
+    dropped: Tensor,
 ) -> LearnableSites:
     """Return what is learnt in a narrowed network: what was learnt, in the same groups.
 
-    `choice` and `dropped` are of the whole network, `net` and `traces` of the narrowed one.
+    `learnable` and `dropped` are of the whole network, `net` and `traces` of the narrowed one.
     """
-    old = choice.blueprint
+    old = learnable.channel_graph
     gated = {
         site.name
         for place, found in enumerate(old.sites)
         for site in found
         if site.node in old.asked[place]
     }
-    gated |= {stream.site.name for stream in old.streams if choice.n_learnt(0, stream.site)}
+    gated |= {stream.site.name for stream in old.streams if learnable.n_learnt(0, stream.site)}
     new = build_channel_graph(
         net,
         inputs,
@@ -184,22 +192,22 @@ def reselect_sites(
     new_of = _match_channels(old, new, dropped)
     groups = tuple(_narrow_group(group, new_of, new, dropped) for group in old.groups)
     channels = torch.cat([new.root[:0], *(group.channels for group in groups)])
-    links, _ = _find_links(net, new, lambda site: site.name in choice.links)
+    mergeable, _ = _find_mergeable(net, new, lambda site: site.name in learnable.mergeable)
     n_learnt = int(new.group_sizes().sum())
     is_same = len(channels) == n_learnt and bool((channels >= 0).all())
     branches, _ = find_branches(net, new.graphs, new.followed)
-    branches = {name: branch for name, branch in branches.items() if name in choice.branches}
-    kinds = (links, choice.links), (branches, choice.branches)
+    branches = {name: branch for name, branch in branches.items() if name in learnable.branches}
+    kinds = (mergeable, learnable.mergeable), (branches, learnable.branches)
     is_same = is_same and all([*here] == [*there] for here, there in kinds)
     if not is_same or not bool((new.group_of[channels] >= 0).all()):
         raise SurgeryError(
             f"cannot shrink {type(net).__name__}: the smaller network has room for {n_learnt} "
-            f"width, {len(links)} depth and {len(branches)} branch gates, but {len(channels)}, "
-            f"{len(choice.links)} and {len(choice.branches)} are left; train on without shrink_, "
-            "and report the model"
+            f"width, {len(mergeable)} depth and {len(branches)} branch gates, but {len(channels)}, "
+            f"{len(learnable.mergeable)} and {len(learnable.branches)} are left; train on without "
+            "shrink_, and report the model"
         )
     new = replace(new, groups=groups, group_of=number_groups(new.root, groups))
-    return _join(net, new, (links, choice.no_link), (branches, choice.no_branch))
+    return _join(net, new, (mergeable, learnable.not_mergeable), (branches, learnable.no_branch))
 
 
 def _narrow_group(group: Group, new_of: Tensor, new: ChannelGraph, dropped: Tensor) -> Group:
@@ -216,13 +224,13 @@ def _narrow_group(group: Group, new_of: Tensor, new: ChannelGraph, dropped: Tens
 
 def _join(
     net: nn.Module,
-    blueprint: ChannelGraph,
-    links: tuple[dict[str, MergeablePair], dict[str, Reason]],
+    channel_graph: ChannelGraph,
+    mergeable: tuple[dict[str, MergeablePair], dict[str, Reason]],
     branches: tuple[dict[str, Branch], dict[str, Reason]],
 ) -> LearnableSites:
-    rows = _find_rows(net, blueprint)
-    removals = find_removals(net, blueprint.graphs, branches[0].values())
-    return LearnableSites(blueprint, *links, rows, *branches, removals)
+    rows = _find_rows(net, channel_graph)
+    removals = find_removals(net, channel_graph.graphs, branches[0].values())
+    return LearnableSites(channel_graph, *mergeable, rows, *branches, removals)
 
 
 def _match_channels(old: ChannelGraph, new: ChannelGraph, dropped: Tensor) -> Tensor:
@@ -255,8 +263,10 @@ def select_tristates(net: nn.Module, inputs: ExampleInputs) -> LearnableSites:
     def has_depth(site: Site) -> bool:
         return getattr(find(site), "depth", None) is not None
 
-    blueprint = build_channel_graph(net, inputs, has_width, trained_only=False, with_streams=False)
-    return _join(net, blueprint, _find_links(net, blueprint, has_depth), ({}, {}))
+    channel_graph = build_channel_graph(
+        net, inputs, has_width, trained_only=False, with_streams=False
+    )
+    return _join(net, channel_graph, _find_mergeable(net, channel_graph, has_depth), ({}, {}))
 
 
 class _LearnRequest:
@@ -285,22 +295,22 @@ class _LearnRequest:
         fitting = [wish for key, wish in self.learn.items() if _fits(key, names)]
         return fitting[-1] if fitting else Learn.NOTHING
 
-    def check(self, choice: LearnableSites) -> None:
+    def check(self, learnable: LearnableSites) -> None:
         """Raise if a key meets nothing, or names one site and asks for what is not exact."""
-        blueprint = choice.blueprint
-        sites = [site for each in blueprint.sites for site in each]
-        sites += [stream.site for stream in blueprint.streams]
-        branches = [*choice.branches, *choice.no_branch]
+        channel_graph = learnable.channel_graph
+        sites = [site for each in channel_graph.sites for site in each]
+        sites += [stream.site for stream in channel_graph.streams]
+        branches = [*learnable.branches, *learnable.no_branch]
         for key in self.learn or ():
             met = [site for site in sites if _fits(key, _names(site))]
             met_branches = [name for name in branches if _fits(key, _names_of_branch(name))]
             if not met and not met_branches:
                 raise InputError(_explain_unknown(key, sites, branches))
             if not any(sign in key for sign in "*?["):
-                self._check_exact(key, choice, met, met_branches)
+                self._check_exact(key, learnable, met, met_branches)
 
     def _check_exact(
-        self, key: str, choice: LearnableSites, met: list[Site], branches: list[str]
+        self, key: str, learnable: LearnableSites, met: list[Site], branches: list[str]
     ) -> None:
         wish = (self.learn or {})[key]
         names = {site.name for site in met if self.of(site) == wish}
@@ -310,25 +320,31 @@ class _LearnRequest:
                     f"learn[{key!r}] asks for a width, but {name!r} is a branch, which has none; "
                     "ask for Learn.DEPTH there, and for the widths of its layers by their names"
                 )
-            why = choice.no_branch.get(name, NOT_ASKED)
-            if Learn.DEPTH in wish and why is not NOT_ASKED and not names & choice.links.keys():
+            why = learnable.no_branch.get(name, NOT_ASKED)
+            if (
+                Learn.DEPTH in wish
+                and why is not NOT_ASKED
+                and not names & learnable.mergeable.keys()
+            ):
                 raise InputError(
                     f"learn[{key!r}] asks for the branch {name!r}, but leaving it out would not "
                     f"be exact: {why.text}; {why.fix}"
                 )
-        streams = [stream.site for stream in choice.blueprint.bare_streams]
-        for site in [*choice.blueprint.sites[0], *streams]:
+        streams = [stream.site for stream in learnable.channel_graph.bare_streams]
+        for site in [*learnable.channel_graph.sites[0], *streams]:
             if site.name not in names:
                 continue
-            reason = choice.width_reason(0, site)
+            reason = learnable.width_reason(0, site)
             if Learn.WIDTH in wish and reason is not None:
                 raise InputError(
                     f"learn[{key!r}] asks for the width of {site.name!r}, but that would not be "
                     f"exact: {reason.text}; {reason.fix}"
                 )
-            has_depth = site.name in choice.links or choice.branches.keys() & set(branches)
+            has_depth = site.name in learnable.mergeable or learnable.branches.keys() & set(
+                branches
+            )
             if Learn.DEPTH in wish and not has_depth:
-                why = choice.no_link[site.name]
+                why = learnable.not_mergeable[site.name]
                 raise InputError(
                     f"learn[{key!r}] asks for the depth of {site.name!r}, but no exact merge "
                     f"could follow: {why.text}; ask for Learn.WIDTH only there"
@@ -358,69 +374,71 @@ def _explain_unknown(key: str, sites: list[Site], branches: list[str]) -> str:
     )
 
 
-def _find_links(
-    net: nn.Module, blueprint: ChannelGraph, wanted: Callable[[Site], bool]
+def _find_mergeable(
+    net: nn.Module, channel_graph: ChannelGraph, wanted: Callable[[Site], bool]
 ) -> tuple[dict[str, MergeablePair], dict[str, Reason]]:
     found: dict[str, dict[int, MergeablePair | str]] = {}
-    trained = find_trained(blueprint.graphs[-1])
-    for place, graph in enumerate(blueprint.graphs):
-        for site in blueprint.sites[place]:
-            link = (
-                find_link(graph, net, site, blueprint.sharing) if wanted(site) else NOT_ASKED.text
+    trained = find_trained(channel_graph.graphs[-1])
+    for place, graph in enumerate(channel_graph.graphs):
+        for site in channel_graph.sites[place]:
+            pair = (
+                find_pair(graph, net, site, channel_graph.sharing)
+                if wanted(site)
+                else NOT_ASKED.text
             )
             if site.activation.lower() == "glu":
-                link = "a gated linear unit halves its channels"
+                pair = "a gated linear unit halves its channels"
             module = find_module(net, site.module) if site.module else None
             if isinstance(module, nn.PReLU):
-                link = "its activation has weights of its own"
+                pair = "its activation has weights of its own"
             if (
-                isinstance(link, MergeablePair)
-                and link.norms
-                and not _fits_norm(graph, net, blueprint, link)
+                isinstance(pair, MergeablePair)
+                and pair.norms
+                and not _fits_norm(graph, net, channel_graph, pair)
             ):
-                link = "its BatchNorm does not normalise the layer's features"
-            if place == len(blueprint.graphs) - 1 and site.node not in trained:
-                link = NO_GRADIENT.text
-            found.setdefault(site.name, {})[place] = link
-    links: dict[str, MergeablePair] = {}
+                pair = "its BatchNorm does not normalise the layer's features"
+            if place == len(channel_graph.graphs) - 1 and site.node not in trained:
+                pair = NO_GRADIENT.text
+            found.setdefault(site.name, {})[place] = pair
+    mergeable: dict[str, MergeablePair] = {}
     reasons: dict[str, Reason] = {}
     for name, each in found.items():
-        joined = join_links(blueprint.graphs, each)
+        joined = join_pairs(channel_graph.graphs, each)
         if isinstance(joined, MergeablePair):
-            links[name] = joined
+            mergeable[name] = joined
         else:
             reasons[name] = Reason(joined, _DEPTH_FIX)
-    for name in (stream.site.name for stream in blueprint.streams):
-        if name not in links:
+    for name in (stream.site.name for stream in channel_graph.streams):
+        if name not in mergeable:
             reasons.setdefault(name, Reason("no activation behind it", _DEPTH_FIX))
-    return links, reasons
+    return mergeable, reasons
 
 
 def _fits_norm(
-    graph: fx.Graph, net: nn.Module, blueprint: ChannelGraph, link: MergeablePair
+    graph: fx.Graph, net: nn.Module, channel_graph: ChannelGraph, pair: MergeablePair
 ) -> bool:
     """A Linear's features lie along the last dimension, a BatchNorm's along the second."""
-    if not isinstance(find_module(net, link.first), nn.Linear):
+    if not isinstance(find_module(net, pair.first), nn.Linear):
         return True
-    place = blueprint.graphs.index(graph)
-    node = next(n for n in graph.nodes if n.op == "call_module" and n.target == link.first)
-    labels: Any = blueprint.followed[place].values[node.name]
+    place = channel_graph.graphs.index(graph)
+    node = next(n for n in graph.nodes if n.op == "call_module" and n.target == pair.first)
+    labels: Any = channel_graph.followed[place].values[node.name]
     return labels.ids.dim() == 2
 
 
-def _find_rows(net: nn.Module, blueprint: ChannelGraph) -> tuple[tuple[str, Tensor], ...]:
+def _find_rows(net: nn.Module, channel_graph: ChannelGraph) -> tuple[tuple[str, Tensor], ...]:
     rows: dict[str, tuple[str, Tensor]] = {}
     names = first_names(net)
-    for place, graph in enumerate(blueprint.graphs):
+    for place, graph in enumerate(channel_graph.graphs):
         for node, op in find_linear_ops(graph, net):
-            found = blueprint.followed[place]
+            found = channel_graph.followed[place]
             labels: Any = found.values[node.name]
             if op.weight in rows:
                 continue
             if node.name in found.passing:  # behind it they are those of channels beside, too
-                channels = blueprint.dims[names.get(op.weight, op.weight), op.out_dim]
+                channels = channel_graph.dims[names.get(op.weight, op.weight), op.out_dim]
             else:
-                channels = blueprint.root[line_along(labels.ids, op.channel_dim)]
+                channels = channel_graph.root[line_along(labels.ids, op.channel_dim)]
             rows[op.weight] = (op.layer, channels)
     return tuple(rows.values())
 
@@ -431,14 +449,14 @@ def explain_no_sites(*, has_opaque: bool) -> str:
     return f"it calls no activation that archlearn knows{fix}"
 
 
-def _nothing(choice: LearnableSites, net: nn.Module) -> str:
-    sites, opaque = choice.blueprint.sites[0], choice.blueprint.traces.opaque
+def _nothing(learnable: LearnableSites, net: nn.Module) -> str:
+    sites, opaque = learnable.channel_graph.sites[0], learnable.channel_graph.traces.opaque
     inside = [f"  {name} was not looked into: {why}" for name, why in opaque.items()]
     if not sites:
         what = explain_no_sites(has_opaque=bool(inside))
         return "\n".join([f"nothing can be learnt in {type(net).__name__}: {what}", *inside])
     lines = []
     for site in sites[:10]:
-        reason = choice.width_reason(0, site) or NO_CHANNELS
+        reason = learnable.width_reason(0, site) or NO_CHANNELS
         lines.append(f"  {site.name} ({site.activation}): {reason.text}; {reason.fix}")
     return "\n".join([f"nothing can be learnt in {type(net).__name__}:", *lines, *inside])

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from archlearn.errors import InputError
-from archlearn.gating.gate_container import STORE, find_store
+from archlearn.gating.gate_container import CONTAINER, find_container
 from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.optim.shrinking import shrink_, try_shrink_
 from archlearn.serialization import save
@@ -70,7 +70,7 @@ class GateLearner:
                 "needs an end: give it max_steps"
             )
         self._gates = GateOptimizer(model, int(total_steps), **self._options)
-        self._gated = next(module for module in model.modules() if STORE in module._modules)
+        self._gated = next(module for module in model.modules() if CONTAINER in module._modules)
         if self._state is not None:
             self._gates.load_state_dict(self._state)
             self._state = None
@@ -120,6 +120,6 @@ def _cut_alike(model: nn.Module, state: dict[str, Any], *_: Any) -> None:
     shrink_(model, like=state)
     # A trainer makes its optimiser, gates and all, of what takes gradients, before `start` lets
     # gates stand still again.
-    store = find_store(model)
-    for gate in store.parameters() if store is not None else ():
+    container = find_container(model)
+    for gate in container.parameters() if container is not None else ():
         gate.requires_grad_()

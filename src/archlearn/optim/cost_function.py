@@ -20,7 +20,7 @@ from archlearn.module_utils import evaluating, find_module
 from archlearn.nn.functional import is_concrete
 from archlearn.optim.cost_terms import CostTerms, as_indices, as_numbers
 from archlearn.optim.latency import LatencyTable
-from archlearn.surgery.merging import chain_links, count_bare, count_layer, layers_of, merged_kernel
+from archlearn.surgery.merging import chain_pairs, count_bare, count_layer, layers_of, merged_kernel
 
 _IMPOSSIBLE = 2.0**50
 """What an impossible merge costs; sums of it stay exact in double precision."""
@@ -39,7 +39,7 @@ def merge_savings(
     """
     bias, of_segment = t["layer_bias"].expand(len(dims), -1), t["layers_of_segment"]
     # All between the layers must be linear, and none of the bare ones may get a bias.
-    bars = (1.0 - is_linear[:, t["link_site"]]) @ t["links_of_segment"]
+    bars = (1.0 - is_linear[:, t["pair_site"]]) @ t["links_of_segment"]
     if new_bias.shape[1]:
         folded = F.pad(new_bias, (0, 1))[:, t["layer_fold"]]
         bias = torch.maximum(bias, folded)
@@ -108,32 +108,32 @@ class _Segment(NamedTuple):
 
 def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
     """Return every run of layers that may become one, and what it would cost, as tables."""
-    chains = chain_links(list(terms.choice.links.values()))
-    site_of = {site: place for place, site in enumerate(terms.choice.links)}
-    links = [link for chain in chains for link in (*chain, None)]
+    chains = chain_pairs(list(terms.learnable.mergeable.values()))
+    site_of = {site: place for place, site in enumerate(terms.learnable.mergeable)}
+    mergeable = [pair for chain in chains for pair in (*chain, None)]
     layers = [name for chain in chains for name in layers_of(chain)]
     segments, table = _find_segments(terms, chains)
     none = len(terms.fold_layers)
     modules: list[Any] = [find_module(terms.model, name) for name in layers]
     norms = [
         (terms.slot(f"{norm}.{key}", 0), place)
-        for place, link in enumerate(links)
-        if link is not None
-        for norm in link.norms
+        for place, pair in enumerate(mergeable)
+        if pair is not None
+        for norm in pair.norms
         for key, _ in find_module(terms.model, norm).named_parameters()
     ]
     norm_table = torch.tensor(norms, dtype=torch.long).view(-1, 2)
     runs = [*((name,) for name in layers), *(segment.layers for segment in segments)]
     slot = terms.slot
     applied = {name: terms.applied(name) for name in layers}
-    firsts = [link.first for link in terms.choice.links.values()]
+    firsts = [pair.first for pair in terms.learnable.mergeable.values()]
     place, first = torch.arange(len(layers))[:, None], as_indices([s.first for s in segments])
     last, bare = as_indices([s.last for s in segments]), as_indices([s.bare for s in segments])
     is_inside = (first <= place) & (place < last)
     return {
         "norm_dims": norm_table[:, 0],
         "norms_of_segment": is_inside[norm_table[:, 1]].double(),
-        "link_presence": as_indices(
+        "pair_presence": as_indices(
             [terms.presence_of_tensor(f"{name}.weight") for name in firsts]
         ),
         "layer_bias": as_numbers([getattr(m, "bias", None) is not None for m in modules]),
@@ -148,7 +148,7 @@ def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
         ),
         "kernels": as_numbers([math.prod(merged_kernel(names, terms.sizes)) for names in runs]),
         "applied": as_numbers([applied[names[-1]][1] for names in runs]),
-        "link_site": torch.tensor([site_of[link.site] if link else 0 for link in links]),
+        "pair_site": torch.tensor([site_of[pair.site] if pair else 0 for pair in mergeable]),
         "layers_of_segment": ((first <= place) & (place <= last)).double(),
         "links_of_segment": is_inside.double(),
         "bare_of_segment": ((first <= place) & (place <= bare)).double(),
@@ -190,7 +190,7 @@ def _find_segment(
     modules: list[Any] = [find_module(terms.model, layer) for layer in layers[:n_bare]]
     if n_bare is None or any(module.bias is not None for module in modules):
         return None
-    has_norm = any(link.norms for link in inside)
+    has_norm = any(pair.norms for pair in inside)
     return _Segment(start + first, start + last, layers, has_norm, start + first + n_bare - 1)
 
 
@@ -213,19 +213,21 @@ class CostFunction:
     """
 
     def __init__(
-        self, model: nn.Module, choice: LearnableSites, latency: LatencyTable | None = None
+        self, model: nn.Module, learnable: LearnableSites, latency: LatencyTable | None = None
     ) -> None:
         self.names: tuple[str, ...] = COSTS if latency is None else (*COSTS, LATENCY)
         self.time_scale = 1.0
-        self.n_depth, self.n_branches = len(choice.links), len(choice.branches)
-        self.n_width = sum(len(group.channels) for group in choice.blueprint.groups)
-        sizes = choice.blueprint.group_sizes()
-        self._least = torch.tensor([g.least for g in choice.blueprint.groups], dtype=torch.long)
+        self.n_depth, self.n_branches = len(learnable.mergeable), len(learnable.branches)
+        self.n_width = sum(len(group.channels) for group in learnable.channel_graph.groups)
+        sizes = learnable.channel_graph.group_sizes()
+        self._least = torch.tensor(
+            [g.least for g in learnable.channel_graph.groups], dtype=torch.long
+        )
         self.group = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         self._tables: dict[torch.device, dict[str, Tensor]] = {}
         with evaluating(model):  # in training, to read a weight under spectral_norm moves buffers
-            terms = CostTerms(model, choice, None if latency is None else latency.calls)
-            merges = merge_tables(terms) if choice.links else {}
+            terms = CostTerms(model, learnable, None if latency is None else latency.calls)
+            merges = merge_tables(terms) if learnable.mergeable else {}
             self._own = terms.tables() | merges
 
     def __call__(self, is_open: Tensor, is_gone: Tensor) -> Tensor:
@@ -259,7 +261,7 @@ class CostFunction:
             parameters, made_plain = parameters + (saved * touched).sum(1), saved * ~touched
         merged = multiply_adds
         if "seg_table" in t and not (is_concrete(is_linear) and not is_linear.any()):
-            is_linear = is_linear * present[:, t["link_presence"]]  # what is gone does not merge
+            is_linear = is_linear * present[:, t["pair_presence"]]  # what is gone does not merge
             changes = merge_savings(t, dims, new_bias, is_linear, made_plain)
             parameters, merged = parameters + changes[0], multiply_adds + changes[1]
         costs = combine_costs(parameters, merged)

@@ -35,17 +35,17 @@ class CostTerms:
     def __init__(
         self,
         model: nn.Module,
-        choice: LearnableSites,
+        learnable: LearnableSites,
         calls: Mapping[str, tuple[float, float, float]] | None = None,
     ) -> None:
-        self.model, self.choice, self.blueprint = model, choice, choice.blueprint
-        self.sizes = PlannedSizes(model, self.blueprint)
-        self.n_gates = sum(len(group.channels) for group in self.blueprint.groups)
-        places = self.blueprint.gate_places()
+        self.model, self.learnable, self.channel_graph = model, learnable, learnable.channel_graph
+        self.sizes = PlannedSizes(model, self.channel_graph)
+        self.n_gates = sum(len(group.channels) for group in self.channel_graph.groups)
+        places = self.channel_graph.gate_places()
         self.gate_of = torch.where(places < 0, self.n_gates, places)
         self.dim_of: dict[tuple[str, int], int] = {}
         self.products: list[tuple[str, int, int]] = []  # calls, multiply-adds, dimensions
-        self.calls = count_positions_by_call(self.blueprint, model)
+        self.calls = count_positions_by_call(self.channel_graph, model)
         self.passing: dict[str, int] = {}  # dimensions beside that calls are applied along
         self.slices: list[Tensor] = []  # the gate of each slice, or several in rows
         self.full: list[int] = []
@@ -70,7 +70,7 @@ class CostTerms:
 
     def _find_pairs(self) -> None:
         """Count the gates that a channel of a head has, two or three, as one more gate."""
-        parents = self.blueprint.parents
+        parents = self.channel_graph.parents
         cells = (parents[0] != parents[1]).nonzero().flatten()
         gates = self.gate_of[parents[:, cells]]
         gates[2, parents[2, cells] == parents[0, cells]] = self.n_gates
@@ -104,7 +104,7 @@ class CostTerms:
         sets = [
             (each, presence) for closings, presence in self.presences.items() for each in closings
         ]
-        table = torch.zeros(len(sets), len(self.choice.branches), dtype=torch.float64)
+        table = torch.zeros(len(sets), len(self.learnable.branches), dtype=torch.float64)
         gone = torch.zeros(len(sets), len(self.presences), dtype=torch.float64)
         for place, (each, presence) in enumerate(sets):
             table[place, list(each)] = 1.0
@@ -117,32 +117,32 @@ class CostTerms:
     def presence_of_tensor(self, name: str) -> int:
         """Return with which other things a tensor goes."""
         name = self.sizes.names.get(name, name)
-        return self._presence(self.choice.removals.tensors.get(name, frozenset()))
+        return self._presence(self.learnable.removals.tensors.get(name, frozenset()))
 
     def _presence_of_call(self, name: str) -> int:
-        return self._presence(self.choice.removals.calls[0].get(name, frozenset()))
+        return self._presence(self.learnable.removals.calls[0].get(name, frozenset()))
 
     def _find_dims(self) -> None:
         known: dict[int, int] = {}
-        for key, channels in self.blueprint.dims.items():
+        for key, channels in self.channel_graph.dims.items():
             if id(channels) not in known:
                 known[id(channels)] = len(self.full)
                 self._add_dim(self.gate_of[channels])
             self.dim_of[key] = known[id(channels)]
-        for name, channels in self.blueprint.elements.items():
+        for name, channels in self.channel_graph.elements.items():
             gates = self.gate_of[channels]
             for dim, size in enumerate(gates.shape):
                 if (name, dim) not in self.dim_of:
                     self.dim_of[name, dim] = len(self.full)
                     self._add_dim(gates.movedim(dim, 0).reshape(size, -1))
 
-        for call, parts in self.blueprint.followed[0].products.items():
+        for call, parts in self.channel_graph.followed[0].products.items():
             for n, ids in parts:
                 self.products.append((call, n, len(self.full)))
-                self._add_dim(self.gate_of[self.blueprint.root[ids]])
-        for call, ids in self.blueprint.followed[0].passing.items():
+                self._add_dim(self.gate_of[self.channel_graph.root[ids]])
+        for call, ids in self.channel_graph.followed[0].passing.items():
             self.passing[call] = len(self.full)
-            self._add_dim(self.gate_of[self.blueprint.root[ids]])
+            self._add_dim(self.gate_of[self.channel_graph.root[ids]])
 
     def _add_dim(self, gates: Tensor) -> None:
         if gates.dim() > 1 and bool((gates == gates[:, :1]).all()):
@@ -224,7 +224,7 @@ class CostTerms:
     def _find_entries(self) -> None:
         """Write a row for each tensor that narrows or may be gone, and what all others cost."""
         parameters = dict(self.model.named_parameters())
-        removable = self.choice.removals.tensors
+        removable = self.learnable.removals.tensors
         applied = self._applied()
         narrows = [name for name, _ in self.dim_of if name in parameters or name in applied]
         for name in dict.fromkeys([*narrows, *(name for name in parameters if name in removable)]):
@@ -238,7 +238,7 @@ class CostTerms:
         total -= sum(parameters[name].numel() for name in self.entries if name in parameters)
         self.fixed = (float(total),)
         rest_macs = [(find_tensor(self.model, name).numel(), n) for name, n in applied.items()]
-        others = dict(self.blueprint.followed[0].other_multiply_adds)
+        others = dict(self.channel_graph.followed[0].other_multiply_adds)
         for call, n, slot in self.products:
             others[call] -= n
             self._add_entry([slot], (0.0, n / self.full[slot]), self._presence_of_call(call))
@@ -291,8 +291,8 @@ class CostTerms:
     def _find_folds(self) -> None:
         """Write which gates make a constant that a layer without a bias must take up."""
         self.folds: dict[str, set[int]] = {}
-        for layer, channels, constant in find_constant_inputs(self.model, self.blueprint):
-            gates = self.gate_of[self.blueprint.parents[:, channels[constant]]]
+        for layer, channels, constant in find_constant_inputs(self.model, self.channel_graph):
+            gates = self.gate_of[self.channel_graph.parents[:, channels[constant]]]
             found = set(gates[gates < self.n_gates].tolist())
             if found:
                 self.folds.setdefault(layer, set()).update(found)
@@ -351,10 +351,10 @@ class CostTerms:
 
         What merging saves is priced like the mean multiply-add of a layer.
         """
-        followed = self.blueprint.followed[0]
+        followed = self.channel_graph.followed[0]
         applied = self.calls
         by_presence: dict[int, Tensor] = {}
-        for node in self.blueprint.graphs[0].nodes:
+        for node in self.channel_graph.graphs[0].nodes:
             own, number, product = calls.get(node.name, (0.0, 0.0, 0.0))
             presence = self._presence_of_call(node.name)
             times = torch.zeros(self.n_states, dtype=torch.float64)
@@ -363,7 +363,7 @@ class CostTerms:
                 if isinstance(labels, Labels):
                     ids = without_repeats(labels.ids)
                     share = number * labels.ids.numel() / max(1, len(ids))
-                    gates = self.gate_of[self.blueprint.root[ids]]
+                    gates = self.gate_of[self.channel_graph.root[ids]]
                     times += share * gates.bincount(minlength=len(times))
             by_presence[presence] = by_presence.get(presence, 0.0) + times
             n_others = followed.other_multiply_adds.get(node.name, 0)

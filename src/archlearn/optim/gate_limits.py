@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from archlearn.costs import COSTS, LATENCY, unit_of
 from archlearn.errors import LARGEST, InputError, check_kind, lies_in, with_article
-from archlearn.gating.gate_container import STORE, GateContainer
+from archlearn.gating.gate_container import CONTAINER, GateContainer
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import check_numbers
 from archlearn.tracing.generated_forward import unwrap
@@ -101,7 +101,7 @@ def _write_cost(name: str, cost: float, n_examples: int) -> str:
 
 def find_gated(model: nn.Module) -> nn.Module:
     """Return the part of a model that `add_gates` made."""
-    found = [module for module in unwrap(model).modules() if STORE in module._modules]
+    found = [module for module in unwrap(model).modules() if CONTAINER in module._modules]
     if len(found) != 1:
         raise InputError(
             f"the model has {len(found)} sets of gates from add_gates; GateOptimizer learns those "
@@ -110,10 +110,10 @@ def find_gated(model: nn.Module) -> nn.Module:
             "parameter_groups and penalty"
         )
     check_numbers(found[0].named_parameters())
-    store: Any = getattr(found[0], STORE)
-    if store.kind != "binary":
+    container: Any = getattr(found[0], CONTAINER)
+    if container.kind != "binary":
         raise InputError(
-            f"gates of the kind {store.kind!r} are drawn at random and learn by penalty; leave "
+            f"gates of the kind {container.kind!r} are drawn at random and learn by penalty; leave "
             "kind out in add_gates to learn by GateOptimizer"
         )
     return found[0]
@@ -136,45 +136,47 @@ def check_arguments(
         raise InputError(f"largest_cut is {largest_cut!r}; give a part between 0 and 1")
 
 
-def width_steps(store: GateContainer, multiple_of: int) -> Tensor:
+def width_steps(container: GateContainer, multiple_of: int) -> Tensor:
     """Return by how many gates each group may narrow, so that every width is a multiple.
 
     Fewer than `multiple_of` where a gate stands for several channels of every layer.
     """
-    blueprint = store.choice.blueprint
-    sizes = blueprint.group_sizes()
+    channel_graph = container.learnable.channel_graph
+    sizes = channel_graph.group_sizes()
     channels = torch.zeros_like(sizes)
-    for ids in blueprint.dims.values():
-        rows, columns, places = blueprint.parents[:, ids]
-        counts = blueprint.count_by_group(torch.cat([rows, places[places != rows]])).long()
+    for ids in channel_graph.dims.values():
+        rows, columns, places = channel_graph.parents[:, ids]
+        counts = channel_graph.count_by_group(torch.cat([rows, places[places != rows]])).long()
         channels = torch.where(counts % sizes == 0, torch.gcd(channels, counts // sizes), 1)
         # However many heads are left, each is to be a multiple.
-        is_within = blueprint.count_by_group(columns[rows != columns]) > 0
+        is_within = channel_graph.count_by_group(columns[rows != columns]) > 0
         channels = torch.where(is_within, 1, channels)
     common = torch.gcd(channels, torch.full_like(sizes, multiple_of))
     return multiple_of // common.clamp(min=1)
 
 
 def least_widths(
-    store: GateContainer,
+    container: GateContainer,
     protect: Iterable[str],
     least_width: int,
     largest_cut: float,
     steps: Tensor,
 ) -> Tensor:
     """Return how many gates of each group must stay open, in steps of so many."""
-    blueprint = store.choice.blueprint
-    sizes = blueprint.group_sizes()
+    channel_graph = container.learnable.channel_graph
+    sizes = channel_graph.group_sizes()
     least = torch.ceil(sizes * (1.0 - largest_cut) - 1e-9).long().clamp(min=least_width)
-    least = torch.maximum(least, torch.tensor([group.least for group in blueprint.groups]).long())
+    least = torch.maximum(
+        least, torch.tensor([group.least for group in channel_graph.groups]).long()
+    )
     for pattern in [protect] if isinstance(protect, str) else protect:
         check_kind("a name in protect", pattern, str, 'give names of layers, such as ["head"]')
-        rows = [ids for name, ids in store.choice.rows if fnmatch.fnmatch(name, pattern)]
-        held = [blueprint.count_by_group(channels) > 0 for channels in rows]
-        held += [torch.tensor([fnmatch.fnmatch(g.name, pattern) for g in blueprint.groups])]
-        is_branch = any(fnmatch.fnmatch(name, pattern) for name in store.choice.branches)
+        rows = [ids for name, ids in container.learnable.rows if fnmatch.fnmatch(name, pattern)]
+        held = [channel_graph.count_by_group(channels) > 0 for channels in rows]
+        held += [torch.tensor([fnmatch.fnmatch(g.name, pattern) for g in channel_graph.groups])]
+        is_branch = any(fnmatch.fnmatch(name, pattern) for name in container.learnable.branches)
         if not is_branch and not bool(torch.stack(held).any()):
-            known = ", ".join(name for name, _ in store.choice.rows)
+            known = ", ".join(name for name, _ in container.learnable.rows)
             raise InputError(
                 f"protect names {pattern!r}, but no layer is called so; there are {known}"
             )
@@ -182,42 +184,46 @@ def least_widths(
     return torch.minimum((least + steps - 1) // steps * steps, sizes)
 
 
-def find_protected(choice: LearnableSites, protect: Iterable[str]) -> Tensor:
+def find_protected(learnable: LearnableSites, protect: Iterable[str]) -> Tensor:
     """Return which branches must stay: those with a protected layer, or protected by name."""
     patterns = [protect] if isinstance(protect, str) else list(protect)
     held = [
         any(fnmatch.fnmatch(name, p) for name in (branch.name, *branch.layers) for p in patterns)
-        for branch in choice.branches.values()
+        for branch in learnable.branches.values()
     ]
     return torch.tensor(held, dtype=torch.bool)
 
 
-def find_inside(choice: LearnableSites, inner: Tensor) -> Tensor:
+def find_inside(learnable: LearnableSites, inner: Tensor) -> Tensor:
     """Return for each branch which groups, depth gates and branch gates are inside it."""
     gone = [
-        choice.removals.gone_tensors(frozenset({place})) for place in range(len(choice.branches))
+        learnable.removals.gone_tensors(frozenset({place}))
+        for place in range(len(learnable.branches))
     ]
     calls = [
-        choice.removals.gone_calls(0, frozenset({place})) for place in range(len(choice.branches))
+        learnable.removals.gone_calls(0, frozenset({place}))
+        for place in range(len(learnable.branches))
     ]
-    links = [[f"{link.first}.weight" in each for link in choice.links.values()] for each in gone]
-    additions = [branch.additions[0].node for branch in choice.branches.values()]
+    mergeable = [
+        [f"{pair.first}.weight" in each for pair in learnable.mergeable.values()] for each in gone
+    ]
+    additions = [branch.additions[0].node for branch in learnable.branches.values()]
     nested = [[node in each for node in additions] for each in calls]
-    n_branches = len(choice.branches)
+    n_branches = len(learnable.branches)
     return torch.cat(
         [
             inner,
-            torch.tensor(links, dtype=torch.bool).view(n_branches, len(choice.links)),
+            torch.tensor(mergeable, dtype=torch.bool).view(n_branches, len(learnable.mergeable)),
             torch.tensor(nested, dtype=torch.bool).view(n_branches, n_branches),
         ],
         1,
     )
 
 
-def count_units(choice: LearnableSites) -> Tensor:
+def count_units(learnable: LearnableSites) -> Tensor:
     """Return the neurons of each layer that may become linear, then those inside each branch."""
-    rows = dict(choice.rows)
-    counts = [len(rows[link.first]) for link in choice.links.values()]
-    for branch in choice.branches.values():
+    rows = dict(learnable.rows)
+    counts = [len(rows[pair.first]) for pair in learnable.mergeable.values()]
+    for branch in learnable.branches.values():
         counts.append(sum(len(rows[layer]) for layer in branch.layers if layer in rows))
     return torch.tensor(counts, dtype=torch.float64)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from archlearn.costs import COSTS, LATENCY, unit_of
 from archlearn.errors import InputError, check_kind
 from archlearn.gating.attach import let_stand_
-from archlearn.gating.gate_container import STANDING, STORE, GateContainer
+from archlearn.gating.gate_container import CONTAINER, STANDING, GateContainer
 from archlearn.nn.functional import THRESHOLD, join_gates, open_flat, split_gates
 from archlearn.optim.cost_function import CostFunction, flip_each, name_costs
 from archlearn.optim.data_parallel import renew_wrappers_
@@ -124,25 +124,25 @@ class GateOptimizer(torch.optim.Optimizer):
             InputError: If the model has no gates of ours, or the budget cannot be reached.
         """
         self._owner = find_gated(model)
-        self._store: GateContainer = getattr(self._owner, STORE)
+        self._container: GateContainer = getattr(self._owner, CONTAINER)
         counts = {"least_width": least_width, "multiple_of": multiple_of, "every": every}
         check_arguments(total_steps, budget, width_cost, largest_cut, **counts)
         self.schedule = GateSchedule() if schedule is None else schedule
         check_kind("protect", protect, Iterable, 'give names of layers, such as ["head"]')
         check_kind("schedule", self.schedule, GateSchedule, "give an archlearn.GateSchedule(...)")
-        gates = [gate for gate in self._store.gates() if isinstance(gate, nn.Parameter)]
+        gates = [gate for gate in self._container.gates() if isinstance(gate, nn.Parameter)]
         if any(hasattr(gate, "full_tensor") for gate in gates):
             raise InputError(
                 "the gates are spread over processes by fully_shard, but a decision looks at all "
                 "of them; give fully_shard the blocks of the model, not the model as a whole"
             )
-        learnt = [*gates, *self._store.probes().values()]
+        learnt = [*gates, *self._container.probes().values()]
         super().__init__([{"params": learnt, "lr": 1.0, "step": 0, "frozen": False}], {})
         self._gates: list[Tensor] = [*gates]
         self._stood: Tensor | None = None
-        if self._store.standing:  # another one has let them
-            self._stood = self._store.kept.get_buffer(STANDING)
-            let_stand_(self._owner, self._store, torch.zeros_like(self._stood))
+        if self._container.standing:  # another one has let them
+            self._stood = self._container.kept.get_buffer(STANDING)
+            let_stand_(self._owner, self._container, torch.zeros_like(self._stood))
         if not all(gate.requires_grad for gate in learnt):
             for gate in learnt:
                 gate.requires_grad_()
@@ -150,18 +150,18 @@ class GateOptimizer(torch.optim.Optimizer):
         self._latency, self._latency_check, self._checked_at = None, None, math.inf
         if isinstance(budget, Mapping) and LATENCY in budget:
             self._latency = latency or measure_latency(self._owner)
-            check_table(self._latency, self._store)
+            check_table(self._latency, self._container)
             self._latency_check = LatencyCheck(self._owner, self._latency.device)
             self.param_groups[0][LATENCY] = asdict(self._latency)
         self._take_costs()
-        self._n_examples = count_examples(self._store.choice.blueprint.inputs)
+        self._n_examples = count_examples(self._container.learnable.channel_graph.inputs)
         self._width_cost = width_cost
         self._multiple_of = multiple_of
-        self._steps = width_steps(self._store, multiple_of)
-        self._least = least_widths(self._store, protect, least_width, largest_cut, self._steps)
-        choice = self._store.choice
-        self._units = count_units(choice)
-        self._protected = find_protected(choice, protect)
+        self._steps = width_steps(self._container, multiple_of)
+        self._least = least_widths(self._container, protect, least_width, largest_cut, self._steps)
+        learnable = self._container.learnable
+        self._units = count_units(learnable)
+        self._protected = find_protected(learnable, protect)
         n_groups = len(gates) - self._cost.n_depth - self._cost.n_branches
         self._branches: list[Tensor] = [*gates[n_groups + self._cost.n_depth :]]
         self._closable: list[Tensor] = [*gates[:n_groups], *self._branches]
@@ -195,52 +195,54 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _take_costs(self) -> None:
         """Learn what the network costs, and which channels can be cut out while it is trained."""
-        self._choice = self._store.choice
-        blueprint = self._store.choice.blueprint
+        self._learnable = self._container.learnable
+        channel_graph = self._container.learnable.channel_graph
         scale = self._cost.time_scale if hasattr(self, "_cost") else 1.0
-        self._cost = CostFunction(self._owner, self._store.choice, self._latency)
+        self._cost = CostFunction(self._owner, self._container.learnable, self._latency)
         self._cost.time_scale = scale
-        left_out = self._store.left_out()
+        left_out = self._container.left_out()
         self._left_out = torch.tensor(
-            [name in left_out for name in self._store.choice.branches], dtype=torch.bool
+            [name in left_out for name in self._container.learnable.branches], dtype=torch.bool
         )
         opened = torch.ones(1, self._cost.n_width, dtype=torch.float64)
         gone = torch.cat([torch.zeros(self._cost.n_depth), self._left_out]).double()
         self._computed = name_costs(self._cost(opened, gone[None])[0])
-        sizes = [self._store.original_sizes[group.name] for group in blueprint.groups]
-        self._is_cut = blueprint.group_sizes() < torch.tensor(sizes, dtype=torch.long)
-        can_go = find_sliceable(self._owner, blueprint)
-        gates = [group.channels for group in blueprint.groups]
-        self._can_go = can_go[torch.cat([*gates, blueprint.root[:0]])]
-        inner = self._store.choice.inner_groups()
+        sizes = [self._container.original_sizes[group.name] for group in channel_graph.groups]
+        self._is_cut = channel_graph.group_sizes() < torch.tensor(sizes, dtype=torch.long)
+        can_go = find_sliceable(self._owner, channel_graph)
+        gates = [group.channels for group in channel_graph.groups]
+        self._can_go = can_go[torch.cat([*gates, channel_graph.root[:0]])]
+        inner = self._container.learnable.inner_groups()
         self._inner = inner[:, self._cost.group]
-        self._inside = find_inside(self._store.choice, inner)
-        is_coarse = blueprint.coarse_groups()[self._cost.group]
+        self._inside = find_inside(self._container.learnable, inner)
+        is_coarse = channel_graph.coarse_groups()[self._cost.group]
         self._is_large = torch.cat([is_coarse, torch.ones_like(gone, dtype=torch.bool)])
         self._has_large = bool(self._is_large.any())
-        self._neuron_counts = NeuronCounts(self._store.choice)
-        groups = {group.name: place for place, group in enumerate(blueprint.groups)}
-        counts = [(place, gate.numel()) for place, gate in enumerate(self._store.gates())]
-        counts += [(groups[name], probe.numel()) for name, probe in self._store.probes().items()]
+        self._neuron_counts = NeuronCounts(self._container.learnable)
+        groups = {group.name: place for place, group in enumerate(channel_graph.groups)}
+        counts = [(place, gate.numel()) for place, gate in enumerate(self._container.gates())]
+        counts += [
+            (groups[name], probe.numel()) for name, probe in self._container.probes().items()
+        ]
         places, sizes = torch.tensor(counts, dtype=torch.long).view(-1, 2).unbind(1)
         self._parameter_of_gate = torch.repeat_interleave(places, sizes)
         self._rates: Tensor | None = None
 
     def _set_limits(self, budget: Budget | None) -> None:
         """Read the budget, and refuse one that cannot be reached, before anything is trained."""
-        store, cost = self._store, self._cost
-        device = store.gates()[0].device
+        container, cost = self._container, self._cost
+        device = container.gates()[0].device
         opened, gone = self._state()
         present = name_costs(cost(opened[None], gone[None])[0])
         start, least = cost.extremes(self._least)
-        start |= store.original_costs or {}
+        start |= container.original_costs or {}
         limits = dict.fromkeys(cost.names, math.inf)
         self._budget, self._whole_latency = budget, start.get(LATENCY, math.inf)
         if budget is not None:
-            store.budget = read_budget(budget, start, self._n_examples)
-            check_reachable(store.budget, least, present, self._n_examples)
-            warn_of_no_limit(store.budget, start, self._n_examples)
-            limits |= store.budget
+            container.budget = read_budget(budget, start, self._n_examples)
+            check_reachable(container.budget, least, present, self._n_examples)
+            warn_of_no_limit(container.budget, start, self._n_examples)
+            limits |= container.budget
         self._has_default_budget = budget is None and self._width_cost is None
         self._cheapest = least
         self._limits = torch.tensor([*limits.values()], dtype=torch.float64, device=device)
@@ -276,7 +278,7 @@ class GateOptimizer(torch.optim.Optimizer):
             InputError: If there are none, or `shrink_` was not given this optimiser.
         """
         group, gates = self.param_groups[0], self.param_groups[0]["params"]
-        if self._choice is not self._store.choice:
+        if self._learnable is not self._container.learnable:
             raise InputError(
                 "channels were cut out of the model by a shrink_ that was not given this "
                 "GateOptimizer; give it all optimisers: archlearn.shrink_(model, optimizer, gates)"
@@ -344,9 +346,9 @@ class GateOptimizer(torch.optim.Optimizer):
         closed, branches = self._find_closed()
         closed |= (branches[:, None] & self._inner).any(0)
         closed &= self._can_go
-        groups = self._store.choice.blueprint.groups
+        groups = self._container.learnable.channel_graph.groups
         multiple = math.lcm(self._multiple_of, _GPU_MULTIPLE if closed.is_cuda else 1)
-        steps = width_steps(self._store, multiple).tolist()
+        steps = width_steps(self._container, multiple).tolist()
         pieces = closed.split([len(group.channels) for group in groups])
         found: dict[str, Tensor] = {}
         for group, piece, step in zip(groups, pieces, steps, strict=True):
@@ -357,7 +359,7 @@ class GateOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def branches_closed_for_good(self) -> list[str]:
         """Return the branches that never act again; waits for the device."""
-        return list(compress(self._store.choice.branches, self._find_closed()[1].tolist()))
+        return list(compress(self._container.learnable.branches, self._find_closed()[1].tolist()))
 
     def _find_closed(self) -> tuple[Tensor, Tensor]:
         """Return which width gates, and which branches, are closed for good."""
@@ -382,7 +384,7 @@ class GateOptimizer(torch.optim.Optimizer):
         self._may_pay = False
         if self.param_groups[0]["frozen"]:
             return True
-        n_left = self.schedule.cuts - self._store.n_shrinks
+        n_left = self.schedule.cuts - self._container.n_shrinks
         if n_left <= 0:
             return False
         gone = torch.cat(list(self.closed_for_good().values())).double()
@@ -410,7 +412,7 @@ class GateOptimizer(torch.optim.Optimizer):
         """Go on with a model whose channels `shrink_` has cut out."""
         self._take_costs()
         self._stood = None
-        sizes = self._store.choice.blueprint.group_sizes().to(self._least.device)
+        sizes = self._container.learnable.channel_graph.group_sizes().to(self._least.device)
         self._least = torch.minimum(self._least, sizes)
         self._remember()
 
@@ -495,7 +497,7 @@ class GateOptimizer(torch.optim.Optimizer):
             self._set_limits(self._budget)
         self._begin_with(start)
         if self._stood is not None and self.param_groups[0]["frozen"]:  # woken for nothing
-            let_stand_(self._owner, self._store, self._stood)
+            let_stand_(self._owner, self._container, self._stood)
             renew_wrappers_(self._owner)
         self._remember()
 
@@ -522,7 +524,7 @@ class GateOptimizer(torch.optim.Optimizer):
         earned.masked_fill_(for_good, -torch.inf)  # first to go, and never to come back
         prices.masked_fill_(for_good, 1.0)
         kept = torch.cat([opened > 0, gone == 0])
-        group = self._store.group_of_gate[:n_width]
+        group = self._container.group_of_gate[:n_width]
         holds = Holds(group, self._least, self._steps, self._is_cut, self._inner, held)
         ranking = rank_gates(earned, prices, kept, holds, schedule.stay)
         if self._width_cost is not None:
@@ -550,10 +552,10 @@ class GateOptimizer(torch.optim.Optimizer):
         So that channels go together which are the weakest of their heads. Those whose gates are
         closed for good stay there.
         """
-        orders, probes = self._store.orders(), self._store.probes()
+        orders, probes = self._container.orders(), self._container.probes()
         if not probes:
             return
-        groups = self._store.choice.blueprint.groups
+        groups = self._container.learnable.channel_graph.groups
         sizes = [len(group.channels) for group in groups]
         states = zip(groups, opened.split(sizes), closed.split(sizes), strict=True)
         for group, is_open, for_good in states:
@@ -582,7 +584,9 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _for_good(self) -> tuple[Tensor, Tensor]:
         """Return which width gates, and which branches, have been closed too long to open again."""
-        found = find_closed_for_good(self._closable, self.state, self._store.group_of_gate.device)
+        found = find_closed_for_good(
+            self._closable, self.state, self._container.group_of_gate.device
+        )
         widths, branches = found.tensor_split([self._cost.n_width])
         return widths, branches | self._left_out
 
@@ -620,7 +624,7 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _neurons(self, opened: Tensor, gone: Tensor) -> Tensor:
         """Return how many neurons go with each gate: what a price is paid for."""
-        neurons = self._store.numbers("prices", torch.float64)[0, : self._cost.n_width]
+        neurons = self._container.numbers("prices", torch.float64)[0, : self._cost.n_width]
         if not len(gone):
             return neurons
         states = torch.cat([gone[None], flip_each(gone)])
@@ -632,9 +636,9 @@ class GateOptimizer(torch.optim.Optimizer):
         """Return what each gate earns; in units of the loss where there is a price."""
         n_branches, units = self._cost.n_branches, self._units[: self._cost.n_depth]
         means = {gate: self.state[gate].get("mean") for gate in self._gates}
-        for name, probe in self._store.probes().items():
+        for name, probe in self._container.probes().items():
             if "mean" in self.state[probe]:  # of single channels, which may have been sorted anew
-                gate = self._store.width_gates()[name]
+                gate = self._container.width_gates()[name]
                 means[gate] = self.state[probe]["mean"].sum(0)
         earned = estimate_earnings(means, self.schedule, units, n_branches)
         if self._width_cost is None:
@@ -648,8 +652,8 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _state(self) -> tuple[Tensor, Tensor]:
         """Return which width gates are open, and which layers and branches are gone now."""
-        store = self._store
-        acting = open_flat(join_gates(store.gates()), store.rows, store.pairs).double()
+        container = self._container
+        acting = open_flat(join_gates(container.gates()), container.rows, container.pairs).double()
         ends = [self._cost.n_width, self._cost.n_width + self._cost.n_depth]
         widths, depths, branches = acting.tensor_split(ends)
         return widths, torch.cat([depths, 1.0 - branches])
@@ -689,7 +693,7 @@ class GateOptimizer(torch.optim.Optimizer):
         gates: list[Tensor] = self.param_groups[0]["params"]
         self._written = join_gates(gates).detach()
         self._versions = [gate._version for gate in gates]
-        self._n_loads = self._store.n_loads
+        self._n_loads = self._container.n_loads
         self._follow_branches_()
 
     def _follow_branches_(self) -> None:
@@ -709,7 +713,7 @@ class GateOptimizer(torch.optim.Optimizer):
     def _put_back_(self) -> None:
         """Undo what another optimiser did to the gates; what a checkpoint did stays."""
         gates: list[Tensor] = self.param_groups[0]["params"]
-        if self._n_loads != self._store.n_loads:
+        if self._n_loads != self._container.n_loads:
             self._remember()
         if [gate._version for gate in gates] == self._versions:
             return

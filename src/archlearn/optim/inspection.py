@@ -10,7 +10,7 @@ from archlearn.costs import unit_of, write_costs
 from archlearn.errors import InputError
 from archlearn.gating.attach import check_leaves, check_rows, trace_copy
 from archlearn.gating.cost_counter import known_inputs
-from archlearn.gating.gate_container import STORE, find_store, list_gated
+from archlearn.gating.gate_container import CONTAINER, find_container, list_gated
 from archlearn.gating.selection import LearnableSites, explain_no_sites, select_tristates
 from archlearn.nn.tristate_activation import TriState
 from archlearn.optim.cost_function import CostFunction
@@ -129,37 +129,39 @@ def inspect(
         TracingError: If `add_gates` could not follow the model either.
     """
     model = unwrap(model)
-    store = find_store(model)
-    if store is not None:
-        owners = [module for module in model.modules() if STORE in module._modules]
+    container = find_container(model)
+    if container is not None:
+        owners = [module for module in model.modules() if CONTAINER in module._modules]
         if len(owners) > 1:
             raise InputError(
                 f"gates were added to {list_gated(model)} separately; call inspect on each of them"
             )
-        return _inspect(store.choice, CostFunction(owners[0], store.choice))
+        return _inspect(container.learnable, CostFunction(owners[0], container.learnable))
     inputs = known_inputs(model, example_inputs)
     if any(isinstance(module, TriState) for module in model.modules()):
         return _inspect(select_tristates(model, inputs))
     check_forwards(model, "inspect")
     marked = check_leaves(model, leaves)
-    copied, choice = trace_copy(model, check_rows(inputs), None, marked, must_learn=False)
-    has_gates = choice.blueprint.groups or choice.branches
-    return _inspect(choice, CostFunction(copied, choice) if has_gates else None)
+    copied, learnable = trace_copy(model, check_rows(inputs), None, marked, must_learn=False)
+    has_gates = learnable.channel_graph.groups or learnable.branches
+    return _inspect(learnable, CostFunction(copied, learnable) if has_gates else None)
 
 
-def _inspect(choice: LearnableSites, cost: CostFunction | None = None) -> Inspection:
-    rows = [_row(choice, 0, site) for site in choice.blueprint.sites[0]]
+def _inspect(learnable: LearnableSites, cost: CostFunction | None = None) -> Inspection:
+    rows = [_row(learnable, 0, site) for site in learnable.channel_graph.sites[0]]
     known = {row.name for row in rows}
-    for place, sites in enumerate(choice.blueprint.sites):
-        rows += [_row(choice, place, site) for site in sites if site.name not in known]
-    rows += [_row(choice, 0, stream.site) for stream in choice.blueprint.bare_streams]
-    traces = choice.blueprint.traces
+    for place, sites in enumerate(learnable.channel_graph.sites):
+        rows += [_row(learnable, place, site) for site in sites if site.name not in known]
+    rows += [_row(learnable, 0, stream.site) for stream in learnable.channel_graph.bare_streams]
+    traces = learnable.channel_graph.traces
     start, least = ({}, {}) if cost is None else cost.extremes()
-    n_rows = count_examples(choice.blueprint.inputs)
+    n_rows = count_examples(learnable.channel_graph.inputs)
     for costs in (start, least):
         costs.update({name: cost / unit_of(name, n_rows) for name, cost in costs.items()})
-    branches = [BranchRow(b.name, b.layers, True, "", "") for b in choice.branches.values()]
-    branches += [BranchRow(n, (), False, why.text, why.fix) for n, why in choice.no_branch.items()]
+    branches = [BranchRow(b.name, b.layers, True, "", "") for b in learnable.branches.values()]
+    branches += [
+        BranchRow(n, (), False, why.text, why.fix) for n, why in learnable.no_branch.items()
+    ]
     return Inspection(
         tuple(rows),
         dict(traces.opaque),
@@ -167,15 +169,15 @@ def _inspect(choice: LearnableSites, cost: CostFunction | None = None) -> Inspec
         start,
         least,
         tuple(branches),
-        {name: f"{why.text}. Fix: {why.fix}" for name, why in choice.blueprint.kept.items()},
+        {name: f"{why.text}. Fix: {why.fix}" for name, why in learnable.channel_graph.kept.items()},
     )
 
 
-def _row(choice: LearnableSites, place: int, site: Site) -> SiteRow:
-    channels = choice.blueprint.channels_of(place, site)
-    learnt = choice.n_learnt(place, site)
-    width_reason = choice.width_reason(place, site)
-    depth_reason = choice.no_link.get(site.name)
+def _row(learnable: LearnableSites, place: int, site: Site) -> SiteRow:
+    channels = learnable.channel_graph.channels_of(place, site)
+    learnt = learnable.n_learnt(place, site)
+    width_reason = learnable.width_reason(place, site)
+    depth_reason = learnable.not_mergeable.get(site.name)
     reason = width_reason or depth_reason
     return SiteRow(
         name=site.name,
@@ -183,7 +185,7 @@ def _row(choice: LearnableSites, place: int, site: Site) -> SiteRow:
         channels=0 if channels is None else len(channels),
         learnt_channels=learnt,
         width=width_reason is None,
-        depth=site.name in choice.links,
+        depth=site.name in learnable.mergeable,
         reason=_join(width_reason and width_reason.text, depth_reason and depth_reason.text),
         source=site.source,
         fix="" if reason is None else reason.fix,

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from archlearn.errors import InputError, check_kind
 from archlearn.gating.cost_counter import place_inputs
-from archlearn.gating.gate_container import STORE, GateContainer
+from archlearn.gating.gate_container import CONTAINER, GateContainer
 from archlearn.module_utils import evaluating, find_reference, tensors_of
 from archlearn.optim.gate_limits import find_gated
 from archlearn.surgery.compaction import apply_plan
@@ -69,12 +69,12 @@ def measure_latency(model: nn.Module, device: str | torch.device | None = None) 
         device: Where to measure; left out, where the model is.
     """
     owner = find_gated(model)
-    store: GateContainer = getattr(owner, STORE)
+    container: GateContainer = getattr(owner, CONTAINER)
     reference = find_reference(owner)
     place = torch.device(device or (reference.device if reference is not None else "cpu"))
-    networks = _make_networks(owner, store, place)
+    networks = _make_networks(owner, container, place)
     runs = [_CallTimer(network, graph, place) for network, graph in networks]
-    inputs = place_inputs(owner, store.choice.blueprint.inputs).to(place)
+    inputs = place_inputs(owner, container.learnable.channel_graph.inputs).to(place)
     with torch.no_grad(), evaluating(*(network for network, _ in networks)):
         start, n_rounds = time.perf_counter(), 0
         while time.perf_counter() < start + _SECONDS or n_rounds <= _LEAST_ROUNDS:
@@ -82,20 +82,22 @@ def measure_latency(model: nn.Module, device: str | torch.device | None = None) 
                 run.run(*values_for(graph, inputs.copy()))
             n_rounds += 1
     # Surgery writes some calls anew, by other names; checks of whole networks see what they take.
-    names = [node.name for node in store.choice.blueprint.graphs[0].nodes]
+    names = [node.name for node in container.learnable.channel_graph.graphs[0].nodes]
     timed = {name: [run for run in runs if name in run.seconds] for name in names}
     fitted = {name: _fit(found, name) for name, found in timed.items() if found}
-    table = LatencyTable(str(place), count_examples(store.choice.blueprint.inputs), fitted)
+    table = LatencyTable(
+        str(place), count_examples(container.learnable.channel_graph.inputs), fitted
+    )
     return _agree(table)
 
 
-def check_table(table: LatencyTable, store: GateContainer) -> None:
+def check_table(table: LatencyTable, container: GateContainer) -> None:
     """Raise if a table was measured on another network, or for another batch."""
     check_kind("latency", table, LatencyTable, "give what measure_latency(model) returns")
-    blueprint = store.choice.blueprint
+    channel_graph = container.learnable.channel_graph
     n_examples, known = (
-        count_examples(blueprint.inputs),
-        {n.name for n in blueprint.graphs[0].nodes},
+        count_examples(channel_graph.inputs),
+        {n.name for n in channel_graph.graphs[0].nodes},
     )
     strange = [name for name in table.calls if name not in known]
     if strange or table.batch_size != n_examples:
@@ -113,14 +115,21 @@ class LatencyCheck:
 
     def __init__(self, owner: nn.Module, device: str) -> None:
         self._owner, self._device = owner, torch.device(device)
-        store: GateContainer = getattr(owner, STORE)
-        whole = Decision(store.choice, torch.zeros(len(store.choice.blueprint.root)) > 0, (), ())
+        container: GateContainer = getattr(owner, CONTAINER)
+        whole = Decision(
+            container.learnable,
+            torch.zeros(len(container.learnable.channel_graph.root)) > 0,
+            (),
+            (),
+        )
         self._original = _make_network(owner, whole, self._device)
 
     def share(self) -> float:
         """Return the time of the network that gates leave now, as a part of the original's."""
-        store: GateContainer = getattr(self._owner, STORE)
-        inputs = place_inputs(self._owner, store.choice.blueprint.inputs).to(self._device)
+        container: GateContainer = getattr(self._owner, CONTAINER)
+        inputs = place_inputs(self._owner, container.learnable.channel_graph.inputs).to(
+            self._device
+        )
         now = _make_network(self._owner, decide(self._owner), self._device)
         calls: list[Callable[[], object]] = []
         for network, graph in (self._original, now):
@@ -133,21 +142,23 @@ class LatencyCheck:
 
 
 def _make_networks(
-    owner: nn.Module, store: GateContainer, device: torch.device
+    owner: nn.Module, container: GateContainer, device: torch.device
 ) -> list[tuple[nn.Module, fx.Graph]]:
     """Return compact models of random widths, the first as wide as it is."""
-    blueprint = store.choice.blueprint
+    channel_graph = container.learnable.channel_graph
     random = torch.Generator().manual_seed(0)
     made: list[tuple[nn.Module, fx.Graph]] = []
     for place in range(_N_NETWORKS):
-        gone = [torch.zeros(len(group.channels), dtype=torch.bool) for group in blueprint.groups]
-        for group, is_gone in zip(blueprint.groups, gone, strict=True) if place else ():
+        gone = [
+            torch.zeros(len(group.channels), dtype=torch.bool) for group in channel_graph.groups
+        ]
+        for group, is_gone in zip(channel_graph.groups, gone, strict=True) if place else ():
             size = len(is_gone)
             share = _LEAST_SHARE + (1 - _LEAST_SHARE) * torch.rand((), generator=random).item()
             order = torch.randperm(size, generator=random)
             is_gone[order[max(group.least, round(size * share)) :]] = True
-        dropped = blueprint.find_dropped(gone)
-        made.append(_make_network(owner, Decision(store.choice, dropped, (), ()), device))
+        dropped = channel_graph.find_dropped(gone)
+        made.append(_make_network(owner, Decision(container.learnable, dropped, (), ()), device))
     return made
 
 

@@ -18,17 +18,17 @@ class NeuronCounts:
     come back with it. What `shrink_` has cut out was not counted before, so nothing changes by it.
     """
 
-    def __init__(self, choice: LearnableSites) -> None:
-        self._n_width = sum(group.channels.numel() for group in choice.blueprint.groups)
-        layers, rows = zip(*choice.rows, strict=True) if choice.rows else ((), ())
-        places = choice.blueprint.gate_places()[choice.blueprint.parents]
+    def __init__(self, learnable: LearnableSites) -> None:
+        self._n_width = sum(group.channels.numel() for group in learnable.channel_graph.groups)
+        layers, rows = zip(*learnable.rows, strict=True) if learnable.rows else ((), ())
+        places = learnable.channel_graph.gate_places()[learnable.channel_graph.parents]
         no_gate = torch.where(places < 0, self._n_width, places)
         # Where gates of a neuron are the same, it goes with the one, and an open one beside.
         no_gate[1:][no_gate[1:] == no_gate[0]] = self._n_width
         self._gates = torch.cat([no_gate[:, channels] for channels in rows] + [no_gate[:, :0]], 1)
         sizes = torch.tensor([len(channels) for channels in rows], dtype=torch.long)
         self._layer = torch.repeat_interleave(torch.arange(len(rows)), sizes)
-        inside = [[name in each.layers for name in layers] for each in choice.branches.values()]
+        inside = [[name in each.layers for name in layers] for each in learnable.branches.values()]
         self._inside = torch.tensor(inside, dtype=torch.float64).view(len(inside), len(rows))
 
     def __call__(self, opened: Tensor, closed: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from archlearn.analysis.original_channels import KEPT
 from archlearn.errors import InputError, SurgeryError, check_kind
 from archlearn.gating.attach import bind_gates_, let_stand_
 from archlearn.gating.cost_counter import place_inputs
-from archlearn.gating.gate_container import LEFT_OUT, STANDING, STORE, GateContainer, gate_key
+from archlearn.gating.gate_container import CONTAINER, LEFT_OUT, STANDING, GateContainer, gate_key
 from archlearn.gating.selection import reselect_sites
 from archlearn.module_utils import (
     check_unsharded,
@@ -106,30 +106,30 @@ def shrink_(
     given: Any = [copies] if isinstance(copies, nn.Module) else copies
     check_kind("copies", given, Iterable, "give a list of models: copies=[ema]")
     followers = [find_gated(_unwrap_copy(each)) for each in given]
-    store: GateContainer = getattr(owner, STORE)
+    container: GateContainer = getattr(owner, CONTAINER)
     if like is None:
-        store.check_standing()
+        container.check_standing()
     else:
         check_kind("like", like, Mapping, "give the state_dict of a model that was shrunk")
-    kept = _find_kept(owner, store, inner) if like is None else _read_kept(store, like)
+    kept = _find_kept(owner, container, inner) if like is None else _read_kept(container, like)
     for follower in followers:
         _check_copy(owner, follower)
-    if kept.is_all_of(store):
+    if kept.is_all_of(container):
         for follower in followers:
-            own: GateContainer = getattr(follower, STORE)
-            if own.standing and not store.standing:
+            own: GateContainer = getattr(follower, CONTAINER)
+            if own.standing and not container.standing:
                 let_stand_(follower, own, torch.zeros_like(own.kept.get_buffer(STANDING)))
-            _copy_gates_(store, own)
+            _copy_gates_(container, own)
         return
     with class_forwards(owner):
-        cut = _prepare(owner, store, kept, is_same=like is None)
+        cut = _prepare(owner, container, kept, is_same=like is None)
     _check_optimizers(owner, cut, inner)
     sliced = [_slice_states(owner, cut, each, is_loading=like is not None) for each in inner]
     before = sum(parameter.numel() for parameter in owner.parameters())
     _note_cut_(owner, cut, like)
     for follower in followers:
-        _transplant_(follower, cut, copy.deepcopy(getattr(cut.small, STORE)))
-    _transplant_(owner, cut, getattr(cut.small, STORE))
+        _transplant_(follower, cut, copy.deepcopy(getattr(cut.small, CONTAINER)))
+    _transplant_(owner, cut, getattr(cut.small, CONTAINER))
     for states in sliced:
         for state, new in states:
             state.update(new)
@@ -179,14 +179,14 @@ class _Rest:
     standing: Tensor | None
     orders: dict[str, Tensor]
 
-    def is_all_of(self, store: GateContainer) -> bool:
+    def is_all_of(self, container: GateContainer) -> bool:
         """Return whether nothing is to be cut out, left out or passed over that is not already."""
-        flags: Any = getattr(store.kept, STANDING, None)
+        flags: Any = getattr(container.kept, STANDING, None)
         is_noted = self.standing is None or (
             flags is not None and torch.equal(flags.cpu(), self.standing.cpu())
         )
         is_whole = all(bool(each.all()) for each in self.stays.values())
-        return is_whole and self.left_out == store.left_out() and is_noted
+        return is_whole and self.left_out == container.left_out() and is_noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,34 +203,38 @@ class _Cut:
 
 
 def _find_kept(
-    owner: nn.Module, store: GateContainer, optimizers: list[torch.optim.Optimizer]
+    owner: nn.Module, container: GateContainer, optimizers: list[torch.optim.Optimizer]
 ) -> _Rest:
     """Return what stays, of each group two gates at least: all that is not closed for good."""
     learners = [each for each in optimizers if isinstance(each, GateOptimizer)]
     if learners:
         closed, branches = learners[0].closed_for_good(), learners[0].branches_closed_for_good()
     else:
-        can_go = find_sliceable(owner, store.choice.blueprint)
-        groups, gates = store.choice.blueprint.groups, store.width_gates()
+        can_go = find_sliceable(owner, container.learnable.channel_graph)
+        groups, gates = container.learnable.channel_graph.groups, container.width_gates()
         closed = {
             group.name: (open_gates(gates[group.name], group.least).cpu() < 0.5)
             & can_go[group.channels]
             for group in groups
         }
-        branches = [name for name, gate in store.branch_gates().items() if not bool(is_open(gate))]
-    left_out = {*branches, *store.left_out()}
-    in_order = tuple(name for name in store.choice.branches if name in left_out)
+        branches = [
+            name for name, gate in container.branch_gates().items() if not bool(is_open(gate))
+        ]
+    left_out = {*branches, *container.left_out()}
+    in_order = tuple(name for name in container.learnable.branches if name in left_out)
     stays = {name: _keep_two(~gone.cpu()) for name, gone in closed.items()}
     is_still = bool(learners) and learners[0].can_stand_still()
-    standing = _find_standing(store, stays) if is_still else None
-    return _Rest(stays, in_order, standing, store.orders())
+    standing = _find_standing(container, stays) if is_still else None
+    return _Rest(stays, in_order, standing, container.orders())
 
 
-def _find_standing(store: GateContainer, stays: dict[str, Tensor]) -> Tensor:
+def _find_standing(container: GateContainer, stays: dict[str, Tensor]) -> Tensor:
     """Return which gates a `forward` can do without: open ones, and those of layers that stay."""
-    widths = [bool(is_open(gate).cpu()[stays[n]].all()) for n, gate in store.width_gates().items()]
-    depths = [not bool(is_open(gate)) for gate in store.depth_gates().values()]
-    branches = [bool(is_open(gate)) for gate in store.branch_gates().values()]
+    widths = [
+        bool(is_open(gate).cpu()[stays[n]].all()) for n, gate in container.width_gates().items()
+    ]
+    depths = [not bool(is_open(gate)) for gate in container.depth_gates().values()]
+    branches = [bool(is_open(gate)) for gate in container.branch_gates().values()]
     return torch.tensor([*widths, *depths, *branches]).long()
 
 
@@ -241,11 +245,11 @@ def _keep_two(stays: Tensor) -> Tensor:
     return stays
 
 
-def _read_kept(store: GateContainer, state: Mapping[str, Any]) -> _Rest:
+def _read_kept(container: GateContainer, state: Mapping[str, Any]) -> _Rest:
     """Return what a `state_dict` still has."""
     found: dict[str, Tensor] = {}
-    for name, own in store.original_places().items():
-        end = f"{STORE}.kept.{gate_key(name)}"
+    for name, own in container.original_places().items():
+        end = f"{CONTAINER}.kept.{gate_key(name)}"
         saved = next((value for key, value in state.items() if key.endswith(end)), None)
         stays = torch.ones(len(own), dtype=torch.bool)
         if saved is not None:
@@ -257,70 +261,73 @@ def _read_kept(store: GateContainer, state: Mapping[str, Any]) -> _Rest:
             )
         found[name] = stays
     left_out, standing = (
-        next((v for key, v in state.items() if key.endswith(f"{STORE}.kept.{name}")), None)
+        next((v for key, v in state.items() if key.endswith(f"{CONTAINER}.kept.{name}")), None)
         for name in (LEFT_OUT, STANDING)
     )
     flags = () if left_out is None else left_out.tolist()
-    orders = {name: _read_order(store, name, found, state) for name in store.orders()}
-    return _Rest(found, tuple(compress(store.choice.branches, flags)), standing, orders)
+    orders = {name: _read_order(container, name, found, state) for name in container.orders()}
+    return _Rest(found, tuple(compress(container.learnable.branches, flags)), standing, orders)
 
 
 def _read_order(
-    store: GateContainer, name: str, stays: dict[str, Tensor], state: Mapping[str, Any]
+    container: GateContainer, name: str, stays: dict[str, Tensor], state: Mapping[str, Any]
 ) -> Tensor:
     """Return the order of a group in which gates that stay stand for what a `state_dict` has."""
-    order = store.orders()[name].cpu().clone()
-    end = f"{STORE}.order.{gate_key(name)}"
+    order = container.orders()[name].cpu().clone()
+    end = f"{CONTAINER}.order.{gate_key(name)}"
     saved = next((value for key, value in state.items() if key.endswith(end)), None)
     if saved is None:
         return order
-    heads = torch.nonzero(_stays_of_heads(store, name, stays)).flatten()
+    heads = torch.nonzero(_stays_of_heads(container, name, stays)).flatten()
     for head, row in zip(heads, saved.cpu(), strict=True):
         rest = order[head][~torch.isin(order[head], row)]
         order[head, stays[name]], order[head, ~stays[name]] = row, rest
     return order
 
 
-def _stays_of_heads(store: GateContainer, name: str, stays: dict[str, Tensor]) -> Tensor:
+def _stays_of_heads(container: GateContainer, name: str, stays: dict[str, Tensor]) -> Tensor:
     """Return which heads of a group stay."""
-    blueprint = store.choice.blueprint
-    group = next(group for group in blueprint.groups if group.name == name)
-    kept = torch.ones(len(blueprint.root), dtype=torch.bool)
-    for each in blueprint.groups:
+    channel_graph = container.learnable.channel_graph
+    group = next(group for group in channel_graph.groups if group.name == name)
+    kept = torch.ones(len(channel_graph.root), dtype=torch.bool)
+    for each in channel_graph.groups:
         kept[each.channels] = stays[each.name]
     return kept[group.heads]
 
 
 def _prepare(
     owner: nn.Module,
-    store: GateContainer,
+    container: GateContainer,
     rest: _Rest,
     *,
     is_same: bool,
 ) -> _Cut:
     """Return a smaller copy of the model with gates, and what was kept; nothing is changed."""
-    blueprint, stays = store.choice.blueprint, rest.stays
-    gone = (~stays[group.name] for group in blueprint.groups)
-    dropped = store.find_dropped(gone, rest.orders)
+    channel_graph, stays = container.learnable.channel_graph, rest.stays
+    gone = (~stays[group.name] for group in channel_graph.groups)
+    dropped = container.find_dropped(gone, rest.orders)
     modes = modes_of(owner)
-    inputs = place_inputs(owner, blueprint.inputs)
+    inputs = place_inputs(owner, channel_graph.inputs)
     with evaluating(owner):
-        decision = Decision(store.choice, dropped, ())
+        decision = Decision(container.learnable, dropped, ())
         plan = write_plan(owner, decision, "parameters")
         small, graphs, changed = apply_plan(owner, decision, plan)
         plain = [without_marks(graph) for graph in graphs]
-        traces = replace(blueprint.traces, graphs=tuple(plain))
+        traces = replace(channel_graph.traces, graphs=tuple(plain))
         try:
-            choice = reselect_sites(small, inputs, store.choice, traces, dropped)
+            learnable = reselect_sites(small, inputs, container.learnable, traces, dropped)
         except SurgeryError:  # a hook registered since, which the comparison below takes part in
             with without_hooks(small):
-                choice = reselect_sites(small, inputs, store.choice, traces, dropped)
-        fresh = GateContainer(choice, 1.0, 0.0, was_bound=changed, kind=store.kind)
+                learnable = reselect_sites(small, inputs, container.learnable, traces, dropped)
+        fresh = GateContainer(learnable, 1.0, 0.0, was_bound=changed, kind=container.kind)
         fresh.leave_out_(rest.left_out)
         places = {name: torch.nonzero(each).flatten() for name, each in stays.items()}
-        _copy_gates_(store, fresh, places)
+        _copy_gates_(container, fresh, places)
         in_heads = {
-            name: {0: torch.nonzero(_stays_of_heads(store, name, stays)).flatten(), 1: places[name]}
+            name: {
+                0: torch.nonzero(_stays_of_heads(container, name, stays)).flatten(),
+                1: places[name],
+            }
             for name in rest.orders
         }
         for name, order in fresh.orders().items():
@@ -339,33 +346,33 @@ def _prepare(
     for each in plan.narrowings:
         device = find_tensor(owner, each.name).device
         kept.setdefault(each.name, {})[each.dim] = torch.tensor(each.kept, device=device)
-    for name, gate in store.width_gates().items():
+    for name, gate in container.width_gates().items():
         if len(places[name]) < len(gate):
-            key = f"{STORE}.{store.home_name}.{gate_key(name)}"
+            key = f"{CONTAINER}.{container.home_name}.{gate_key(name)}"
             kept[key] = {0: places[name].to(gate.device)}
-    for name, probe in store.probes().items():
+    for name, probe in container.probes().items():
         indices = {dim: index.to(probe.device) for dim, index in in_heads[name].items()}
-        kept[f"{STORE}.probe.{gate_key(name)}"] = indices
+        kept[f"{CONTAINER}.probe.{gate_key(name)}"] = indices
     return _Cut(small, plan, kept, places)
 
 
 def _copy_gates_(
-    store: GateContainer, fresh: GateContainer, places: dict[str, Tensor] | None = None
+    container: GateContainer, fresh: GateContainer, places: dict[str, Tensor] | None = None
 ) -> None:
     """Copy all gates, or of each group of channels those at the given places."""
     for name, gate in fresh.width_gates().items():
-        old = store.width_gates()[name]
+        old = container.width_gates()[name]
         gate.copy_(old if places is None else old[places[name].to(gate.device)])
         gate.requires_grad_(old.requires_grad)
     for find in (GateContainer.depth_gates, GateContainer.branch_gates):
         for name, gate in find(fresh).items():
-            old = find(store)[name]
+            old = find(container)[name]
             gate.copy_(old)
             gate.requires_grad_(old.requires_grad)
     for name, probe in fresh.probes().items():
-        probe.requires_grad_(store.probes()[name].requires_grad)
+        probe.requires_grad_(container.probes()[name].requires_grad)
         if places is None:
-            fresh.orders()[name].copy_(store.orders()[name])
+            fresh.orders()[name].copy_(container.orders()[name])
 
 
 def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -381,7 +388,7 @@ def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.
     learnt = {p for each in optimizers for group in each.param_groups for p in group["params"]}
     for name in cut.kept if optimizers else ():
         tensor = find_tensor(owner, name)
-        is_weight = not name.startswith(STORE)
+        is_weight = not name.startswith(CONTAINER)
         if is_weight and tensor.requires_grad and tensor not in learnt:
             raise InputError(
                 f"{name!r} would lose channels, but is in none of the optimisers given; give all "
@@ -433,29 +440,29 @@ def _check_copy(owner: nn.Module, follower: nn.Module) -> None:
 
 def _note_cut_(owner: nn.Module, cut: _Cut, like: Mapping[str, Any] | None) -> None:
     """Take down in the new gates what is left of the old ones."""
-    old: GateContainer = getattr(owner, STORE)
-    new: GateContainer = getattr(cut.small, STORE)
+    old: GateContainer = getattr(owner, CONTAINER)
+    new: GateContainer = getattr(cut.small, CONTAINER)
     places = {
         name: place[cut.places[name].to(place.device)]
         for name, place in old.original_places().items()
     }
     n_shrinks = old.n_shrinks + 1
     if like is not None:
-        end = f"{STORE}.shrinks"
+        end = f"{CONTAINER}.shrinks"
         n_shrinks = next((int(v) for key, v in like.items() if key.endswith(end)), n_shrinks)
     device = old.gates()[0].device
     new.note_cut_(places, torch.tensor(n_shrinks, device=device))
-    new.original_costs = old.original_costs or CostFunction(owner, old.choice).extremes()[0]
+    new.original_costs = old.original_costs or CostFunction(owner, old.learnable).extremes()[0]
     new.original_sizes, new.original_widths = old.original_sizes, old.original_widths
     new.budget, new.n_loads = old.budget, old.n_loads
 
 
 def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
     """Make a model what the smaller one is; its modules and parameters stay the same objects."""
-    store: GateContainer = getattr(target, STORE)
+    container: GateContainer = getattr(target, CONTAINER)
     for name, kept in cut.kept.items():
         _set_numbers_(find_tensor(target, name), kept)
-    homes = [(each.home, each.depth, each.branch, each.probe) for each in (store, gates)]
+    homes = [(each.home, each.depth, each.branch, each.probe) for each in (container, gates)]
     for home, new_home in zip(*homes, strict=True):
         for key, gate in new_home.named_parameters():
             own: Any = getattr(home, key)
@@ -464,13 +471,13 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
                 own.requires_grad_(False)
                 own.grad = None
             new_home.register_parameter(key, own)
-    own_attributes: dict[str, Any] = store.__dict__
+    own_attributes: dict[str, Any] = container.__dict__
     own_attributes.update(vars(gates))
     modules = dict(target.named_modules())
     for name, new in cut.small.named_modules():
         old = modules.get(name)
         is_local = isinstance(new, NarrowedLocalResponseNorm)  # which holds places of channels
-        if name == STORE or name.startswith(f"{STORE}."):
+        if name == CONTAINER or name.startswith(f"{CONTAINER}."):
             continue
         if old is None or (name and type(old) is not type(new)) or is_local:
             parent, _, key = name.rpartition(".")
@@ -483,8 +490,8 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
     for key, buffer in cut.small._buffers.items():
         if key not in target._buffers and buffer is not None:
             target.register_buffer(key, buffer.clone())
-    left_out = gates.choice.branch_places(gates.left_out())
-    for name in gates.choice.removals.gone_tensors(left_out):
+    left_out = gates.learnable.branch_places(gates.left_out())
+    for name in gates.learnable.removals.gone_tensors(left_out):
         tensor = find_tensor(target, name)
         tensor.grad = None
         tensor.requires_grad_(False)  # or DistributedDataParallel would wait for its gradient

@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 
 from archlearn.analysis.original_channels import write_kept
 from archlearn.errors import FileError, check_kind
-from archlearn.gating.gate_container import STORE, GateContainer
+from archlearn.gating.gate_container import CONTAINER, GateContainer
 from archlearn.module_utils import find_tensor
 from archlearn.serialization.file_format import DTYPES, FORMAT, VERSION, write, write_certificate
 from archlearn.serialization.layer_registry import (
@@ -305,7 +305,7 @@ def _check_model(model: nn.Module, to: str = "") -> None:
     """Refuse gates, and a `forward` that a file would lose."""
     for name, module in model.named_modules():
         if isinstance(module, GateContainer):
-            part = name.removesuffix(STORE).removesuffix(".")
+            part = name.removesuffix(CONTAINER).removesuffix(".")
             said = "it still has gates; save archlearn.compact(model)"
             if part:
                 said = f"{part!r} still has gates; put what archlearn.compact makes of it there"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import fx, nn
 
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
-from archlearn.gating.gate_container import find_store
+from archlearn.gating.gate_container import find_container
 from archlearn.module_utils import evaluating
 from archlearn.surgery.planning import decide, write_plan
 from archlearn.tracing.generated_forward import unwrap
@@ -63,12 +63,12 @@ def read_architecture(
         merges = write_plan(model, decision, pay).merges
     gone = {layer for merge in merges if merge.made for layer in merge.layers[:-1]}
     gone_calls = decision.gone_calls(0)
-    graph = decision.choice.blueprint.traces.evaluation
+    graph = decision.learnable.channel_graph.traces.evaluation
     layers: dict[str, Layer] = {}
-    store = find_store(model)
-    for name, rows in decision.choice.rows:
+    container = find_container(model)
+    for name, rows in decision.learnable.rows:
         kept = int((~decision.dropped[rows]).sum())
-        initial = len(rows) if store is None else store.original_widths[name]
+        initial = len(rows) if container is None else container.original_widths[name]
         layers[name] = Layer(name, kept, initial)
     calls = [node for node in graph.nodes if node.name not in gone_calls]
     in_order = [layer_of(node) for node in calls if is_linear_op(node, model)]

@@ -12,7 +12,7 @@ from archlearn.analysis.trace_check import forward_matches_graph, try_graph
 from archlearn.costs import unit_of
 from archlearn.errors import ArchlearnError, SurgeryError, check_kind, first_line
 from archlearn.gating.cost_counter import EXAMPLE, known_inputs, place_inputs
-from archlearn.gating.gate_container import STORE, find_store, remove_store_
+from archlearn.gating.gate_container import CONTAINER, find_container, remove_container_
 from archlearn.gating.insertion import copy_with_marks, leave_out_branches_
 from archlearn.gating.l0_folding import fold_gates_into_weights
 from archlearn.module_utils import (
@@ -100,14 +100,14 @@ def compact(
     check_gates(model)
     check_forwards(model, "compact")
     inputs = known_inputs(model, example_inputs)
-    store = find_store(model)
+    container = find_container(model)
     with class_forwards(model):
-        if store is not None and store.kind != "binary":
+        if container is not None and container.kind != "binary":
             return _compact_scaled(model, plan, inputs, certified=certified)
         small, made = _compact_binary(model, plan, inputs, certified=certified)
     _warn_of_nan(small)
-    if store is not None and store.budget:
-        _warn_of_missed_budget(store.budget, made, inputs)
+    if container is not None and container.budget:
+        _warn_of_missed_budget(container.budget, made, inputs)
     return small
 
 
@@ -166,11 +166,11 @@ def _make(
     """Return the compact model with its `forward`, its certificate and its example."""
     small, graphs, changed = apply_plan(model, decision, plan)
     doubles = cast_(small, {name: tensor.dtype for name, tensor in tensors_of(model)})
-    blueprint = decision.choice.blueprint
+    channel_graph = decision.learnable.channel_graph
     traces = replace(
-        blueprint.traces,
+        channel_graph.traces,
         graphs=tuple(graphs),
-        blocks=blocks_left(blueprint.traces.blocks, small),
+        blocks=blocks_left(channel_graph.traces.blocks, small),
     )
     comparison = Comparison((model, small), doubles, inputs, is_derived=True)
     certificate = _finish_(small, comparison, traces, changed, certified=certified)
@@ -201,15 +201,17 @@ def apply_plan(
 
     What surgery computes is in double precision still.
     """
-    blueprint = decision.choice.blueprint
+    channel_graph = decision.learnable.channel_graph
     with preserve_state(gated):
-        shifts = find_shifts(gated, plan, place_inputs(gated, blueprint.inputs))
+        shifts = find_shifts(gated, plan, place_inputs(gated, channel_graph.inputs))
     small = _copy_narrowed(gated, plan)
-    copies = [copy_with_marks(blueprint.traces, place) for place in range(len(blueprint.graphs))]
+    copies = [
+        copy_with_marks(channel_graph.traces, place) for place in range(len(channel_graph.graphs))
+    ]
     for place, (graph, nodes) in enumerate(copies):
-        leave_out_branches_(graph, nodes, decision.choice, decision.closed, place)
+        leave_out_branches_(graph, nodes, decision.learnable, decision.closed, place)
     rewriters = [
-        Rewriter(small, blueprint, place, decision.dropped, graph, nodes)
+        Rewriter(small, channel_graph, place, decision.dropped, graph, nodes)
         for place, (graph, nodes) in enumerate(copies)
     ]
     done: set[str] = set()
@@ -219,10 +221,10 @@ def apply_plan(
     update_sizes_(small)
     shift_biases_(small, shifts, plan.narrowings)
     graphs = [rewriter.graph for rewriter in rewriters]
-    merged = apply_merges_(small, plan, decision.choice, graphs)
+    merged = apply_merges_(small, plan, decision.learnable, graphs)
     remove_tensors_(small, plan.removed, graphs)
-    store = find_store(gated)
-    was_bound = store.was_bound if store is not None else is_bound(gated)
+    container = find_container(gated)
+    was_bound = container.was_bound if container is not None else is_bound(gated)
     changed = (
         was_bound
         or bool(plan.branches)
@@ -246,13 +248,13 @@ def _copy_narrowed(gated: nn.Module, plan: Plan) -> nn.Module:
         for name in dict.fromkeys(name.rpartition(".")[0] for name in computed):
             make_plain_(find_module(gated, name))
     memo = narrowed_tensors(gated, plan.narrowings)
-    small = copy_model(gated, memo | {id(getattr(gated, STORE, None)): None})
+    small = copy_model(gated, memo | {id(getattr(gated, CONTAINER, None)): None})
     merged = [name for m in plan.merges if m.made for name in (*m.layers, *m.norms)]
     for name in [*merged, *[fold.layer for fold in plan.folds]]:
         for tensor, wide in to_float64(find_module(small, name)).items():
             tensor.data = wide
     small.__class__ = user_class(small)
-    remove_store_(small)
+    remove_container_(small)
     return small
 
 

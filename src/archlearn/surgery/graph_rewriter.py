@@ -56,7 +56,7 @@ class Rewriter:
     """Sends narrowed labels through a copy of a graph and rewrites what does not fit."""
 
     net: nn.Module
-    blueprint: ChannelGraph
+    channel_graph: ChannelGraph
     place: int
     dropped: Tensor
     graph: fx.Graph
@@ -68,16 +68,16 @@ class Rewriter:
     cuts: Cuts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cuts = Cuts(self.dropped, self.blueprint.root, self.blueprint.in_free_heads())
+        self.cuts = Cuts(self.dropped, self.channel_graph.root, self.channel_graph.in_free_heads())
 
     @property
     def values(self) -> dict[str, Any]:
         """What each node returned before anything was dropped."""
-        return self.blueprint.followed[self.place].values
+        return self.channel_graph.followed[self.place].values
 
     def run(self) -> None:
         """Rewrite the graph."""
-        for old in self.blueprint.graphs[self.place].nodes:
+        for old in self.channel_graph.graphs[self.place].nodes:
             node = self.nodes.get(old.name)
             if node is not None and node.op != "output":
                 self.narrowed[node] = self._visit(old, node)
@@ -88,7 +88,7 @@ class Rewriter:
 
         `done` are the modules that have been narrowed already, for another graph or call.
         """
-        for old in self.blueprint.graphs[self.place].nodes:
+        for old in self.channel_graph.graphs[self.place].nodes:
             node = self.nodes.get(old.name)
             if node is not None and old.op.startswith("call"):
                 source = self.values[old.all_input_nodes[0].name] if old.all_input_nodes else None
@@ -97,10 +97,10 @@ class Rewriter:
                     node,
                     source,
                     self.values[old.name],
-                    self.blueprint.root,
+                    self.channel_graph.root,
                     self.dropped,
-                    is_gated=old.name in self.blueprint.followed[self.place].reads,
-                    is_whole=self.blueprint.whole_groups.get(old.name, False),
+                    is_gated=old.name in self.channel_graph.followed[self.place].reads,
+                    is_whole=self.channel_graph.whole_groups.get(old.name, False),
                 )
                 self.changed |= call.narrow_(done)
 
@@ -305,7 +305,7 @@ class Rewriter:
         if chosen is None:
             return None
         dim, index = chosen
-        stays = ~self.dropped[self.blueprint.root[line_along(full.ids, dim)]]
+        stays = ~self.dropped[self.channel_graph.root[line_along(full.ids, dim)]]
         new_place = torch.cumsum(stays, 0) - 1
         narrowed = new_place[index[stays[index]]]
         with self.graph.inserting_before(node):

@@ -28,7 +28,7 @@ class PlannedSizes:
     def __init__(
         self,
         model: nn.Module,
-        blueprint: ChannelGraph,
+        channel_graph: ChannelGraph,
         narrowings: tuple[Narrowing, ...] = (),
         folds: tuple[Fold, ...] = (),
         gone: Container[str] = (),
@@ -36,7 +36,7 @@ class PlannedSizes:
     ) -> None:
         self.model = model
         self.kept = {(n.name, n.dim): len(n.kept) for n in narrowings}
-        self.positions = count_positions(blueprint, model, gone, dropped)
+        self.positions = count_positions(channel_graph, model, gone, dropped)
         self.names = first_names(model)
         self.new_biases = {
             f.layer for f in folds if getattr(find_module(model, f.layer), "bias", None) is None
@@ -84,15 +84,15 @@ def _join_grids(first: list[Grid], second: list[Grid]) -> list[Grid]:
 
 
 def plan_merges(
-    links: dict[str, MergeablePair], linear: tuple[str, ...], sizes: PlannedSizes, pay: str
+    mergeable: dict[str, MergeablePair], linear: tuple[str, ...], sizes: PlannedSizes, pay: str
 ) -> tuple[Merge, ...]:
-    """Return for each run of linear links the cheapest way to merge its layers.
+    """Return for each run of linear mergeable the cheapest way to merge its layers.
 
     A run of layers may merge wholly, in parts or not at all; all ways are compared. A merge
     must lower what the user counts, and may not raise any other cost.
     """
     merges: list[Merge] = []
-    for run in chain_links([links[site] for site in linear if site in links]):
+    for run in chain_pairs([mergeable[site] for site in linear if site in mergeable]):
         merges.extend(_split(run, sizes, pay))
     return tuple(merges)
 
@@ -137,14 +137,14 @@ def merged_kernel(layers: tuple[str, ...], sizes: PlannedSizes) -> list[int]:
     return [grid.kernel for grid in functools.reduce(_join_grids, map(_grids, modules))]
 
 
-def chain_links(links: list[MergeablePair]) -> list[list[MergeablePair]]:
-    """Return links that follow on one another as runs."""
-    by_first = {link.first: link for link in links}
-    seconds = {link.second for link in links}
+def chain_pairs(mergeable: list[MergeablePair]) -> list[list[MergeablePair]]:
+    """Return mergeable that follow on one another as runs."""
+    by_first = {pair.first: pair for pair in mergeable}
+    seconds = {pair.second for pair in mergeable}
     runs: list[list[MergeablePair]] = []
-    for link in links:
-        if link.first not in seconds:
-            run = [link]
+    for pair in mergeable:
+        if pair.first not in seconds:
+            run = [pair]
             while run[-1].second in by_first:
                 run.append(by_first[run[-1].second])
             runs.append(run)
@@ -176,8 +176,8 @@ def _weigh(run: list[MergeablePair], start: int, end: int, sizes: PlannedSizes, 
     """Return what some layers cost apart and as one; made if exact, and no cost is raised."""
     inside = run[start : end - 1]
     layers = tuple(layers_of(run)[start:end])
-    norms = tuple(norm for link in inside for norm in link.norms)
-    merge = Merge(layers, norms, tuple(link.site for link in inside), 0, 0, made=False)
+    norms = tuple(norm for pair in inside for norm in pair.norms)
+    merge = Merge(layers, norms, tuple(pair.site for pair in inside), 0, 0, made=False)
     old, new = Costs.of(*count_apart(merge, sizes)), Costs.of(*count_merged(merge, sizes))
     n_bare = count_bare(layers, inside, sizes)
     is_exact = n_bare is not None and not any(map(sizes.has_bias, layers[:n_bare]))
@@ -187,7 +187,7 @@ def _weigh(run: list[MergeablePair], start: int, end: int, sizes: PlannedSizes, 
 
 
 def count_bare(
-    layers: tuple[str, ...], links: list[MergeablePair], sizes: PlannedSizes
+    layers: tuple[str, ...], mergeable: list[MergeablePair], sizes: PlannedSizes
 ) -> int | None:
     """Return how many layers at the start may have no bias; None if no merge is exact at all.
 
@@ -202,15 +202,15 @@ def count_bare(
         is_point = all(k == 1 for k in merged_kernel(layers[:place], sizes))
         if not is_point or any(any(m.padding) for m in in_front):
             return None
-        if any(link.norms for link in links[:place]):
+        if any(pair.norms for pair in mergeable[:place]):
             return None
         n_bare = place
     return n_bare
 
 
 def layers_of(run: list[MergeablePair]) -> list[str]:
-    """Return the layers of links that follow on one another."""
-    return [run[0].first, *[link.second for link in run]]
+    """Return the layers of mergeable that follow on one another."""
+    return [run[0].first, *[pair.second for pair in run]]
 
 
 @torch.no_grad()

@@ -137,7 +137,7 @@ def update_sizes_(net: nn.Module) -> None:
 
 
 def apply_merges_(
-    net: nn.Module, plan: Plan, choice: LearnableSites, graphs: list[fx.Graph]
+    net: nn.Module, plan: Plan, learnable: LearnableSites, graphs: list[fx.Graph]
 ) -> bool:
     """Merge layers as a plan says, then leave out what has become linear.
 
@@ -148,16 +148,16 @@ def apply_merges_(
     merges = [merge for merge in plan.merges if merge.made]
     merged = {site for merge in merges for site in merge.sites}
     for merge in merges:
-        links = [choice.links[site] for site in merge.sites]
-        layer: Any = find_module(net, links[0].first)
-        for link in links:
-            layer = _join(net, layer, link)
+        mergeable = [learnable.mergeable[site] for site in merge.sites]
+        layer: Any = find_module(net, mergeable[0].first)
+        for pair in mergeable:
+            layer = _join(net, layer, pair)
         for place, graph in enumerate(graphs):
-            names = [name for link in links for name in link.nodes[place]]
+            names = [name for pair in mergeable for name in pair.nodes[place]]
             changed |= _leave_out_(net, graph, names)
-        net.set_submodule(links[0].first, layer)
+        net.set_submodule(mergeable[0].first, layer)
     linear = set(plan.linear) - merged
-    for graph, sites in zip(graphs, choice.blueprint.sites, strict=True):
+    for graph, sites in zip(graphs, learnable.channel_graph.sites, strict=True):
         names = [site.node for site in sites if site.name in linear]
         changed |= _leave_out_(net, graph, names)
     for name, module in list(net.named_modules()):
@@ -166,10 +166,10 @@ def apply_merges_(
     return changed
 
 
-def _join(net: nn.Module, layer: Any, link: MergeablePair) -> Any:
-    for norm in link.norms:
+def _join(net: nn.Module, layer: Any, pair: MergeablePair) -> Any:
+    for norm in pair.norms:
         layer = fold_batch_norm(layer, find_module(net, norm))
-    second: Any = find_module(net, link.second)
+    second: Any = find_module(net, pair.second)
     merge = merge_linear if isinstance(layer, nn.Linear) else merge_convolutions
     return merge(layer, second)
 

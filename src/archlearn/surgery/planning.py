@@ -14,7 +14,7 @@ from archlearn.analysis.linear_ops import find_linear_ops
 from archlearn.costs import COSTS, Costs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.cost_counter import count_parameters, known_inputs
-from archlearn.gating.gate_container import STORE, GateContainer, find_store, list_gated
+from archlearn.gating.gate_container import CONTAINER, GateContainer, find_container, list_gated
 from archlearn.gating.selection import LearnableSites, select_tristates
 from archlearn.module_utils import (
     check_numbers,
@@ -44,18 +44,18 @@ class Decision:
         closed: Residual branches that are left out.
     """
 
-    choice: LearnableSites
+    learnable: LearnableSites
     dropped: Tensor
     linear: tuple[str, ...]
     closed: tuple[str, ...] = ()
 
     def gone_calls(self, place: int) -> set[str]:
         """Return the calls of a graph that are gone with the closed branches."""
-        return self.choice.removals.gone_calls(place, self.choice.branch_places(self.closed))
+        return self.learnable.removals.gone_calls(place, self.learnable.branch_places(self.closed))
 
     def gone_tensors(self) -> set[str]:
         """Return the parameters and buffers that are gone with the closed branches."""
-        return self.choice.removals.gone_tensors(self.choice.branch_places(self.closed))
+        return self.learnable.removals.gone_tensors(self.learnable.branch_places(self.closed))
 
 
 def check_gates(model: nn.Module) -> None:
@@ -68,29 +68,29 @@ def check_gates(model: nn.Module) -> None:
 def decide(model: nn.Module, example_inputs: object = None) -> Decision:
     """Read the gates of a model."""
     check_gates(model)
-    store = find_store(model)
-    if store is None:
+    container = find_container(model)
+    if container is None:
         return _decide_by_hand(model, example_inputs)
-    if getattr(model, STORE, None) is not store:
+    if getattr(model, CONTAINER, None) is not container:
         raise InputError(
             f"the gates are in the submodule {list_gated(model)}; call plan, compact or "
             "read_architecture on it"
         )
-    widths = {name: gate.detach().cpu() for name, gate in store.width_gates().items()}
-    depths = {name: gate.detach().cpu() for name, gate in store.depth_gates().items()}
-    branches = {name: gate.detach().cpu() for name, gate in store.branch_gates().items()}
+    widths = {name: gate.detach().cpu() for name, gate in container.width_gates().items()}
+    depths = {name: gate.detach().cpu() for name, gate in container.depth_gates().items()}
+    branches = {name: gate.detach().cpu() for name, gate in container.branch_gates().items()}
     for name, gate in [*widths.items(), *depths.items(), *branches.items()]:
         check_gate(name, gate)
-    store.check_standing()
-    blueprint = store.choice.blueprint
-    pairs = zip(blueprint.groups, widths.values(), strict=True)
-    dropped = store.find_dropped(open_gates(gate, group.least) < 0.5 for group, gate in pairs)
+    container.check_standing()
+    channel_graph = container.learnable.channel_graph
+    pairs = zip(channel_graph.groups, widths.values(), strict=True)
+    dropped = container.find_dropped(open_gates(gate, group.least) < 0.5 for group, gate in pairs)
     linear = tuple(site for site, gate in depths.items() if bool(is_open(gate)))
-    left_out = store.left_out()
+    left_out = container.left_out()
     closed = tuple(n for n, gate in branches.items() if n in left_out or not bool(is_open(gate)))
-    decision = Decision(store.choice, dropped, linear, closed)
+    decision = Decision(container.learnable, dropped, linear, closed)
     gone = decision.gone_calls(0)
-    gone_sites = {site.name for site in blueprint.sites[0] if site.node in gone}
+    gone_sites = {site.name for site in channel_graph.sites[0] if site.node in gone}
     return replace(decision, linear=tuple(site for site in linear if site not in gone_sites))
 
 
@@ -100,15 +100,15 @@ def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
         for gate in (site.width, site.depth):
             if gate is not None:
                 check_gate(name, gate)
-    choice = select_tristates(model, known_inputs(model, example_inputs))
-    blueprint = choice.blueprint
-    kept = torch.zeros(len(blueprint.root), dtype=torch.bool)
+    learnable = select_tristates(model, known_inputs(model, example_inputs))
+    channel_graph = learnable.channel_graph
+    kept = torch.zeros(len(channel_graph.root), dtype=torch.bool)
     closed = torch.zeros_like(kept)
     closed_by: dict[int, str] = {}
-    for place, sites in enumerate(blueprint.sites):
+    for place, sites in enumerate(channel_graph.sites):
         for site in sites:
             module = by_hand.get(site.module)
-            channels = blueprint.channels_of(place, site)
+            channels = channel_graph.channels_of(place, site)
             if module is None or module.width is None:
                 continue
             opened = is_open(module.width).cpu()
@@ -122,19 +122,19 @@ def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
                 kept[channels[opened]] = True
                 closed[channels[~opened]] = True
                 closed_by |= {int(c): site.module for c in channels[~opened]}
-    _check_by_hand(blueprint, kept, closed, closed_by)
+    _check_by_hand(channel_graph, kept, closed, closed_by)
     linear = tuple(
         site.name
-        for site in blueprint.sites[0]
+        for site in channel_graph.sites[0]
         if site.module in by_hand
         and (depth := by_hand[site.module].depth) is not None
         and bool(is_open(depth))
     )
-    return Decision(choice, closed, linear)
+    return Decision(learnable, closed, linear)
 
 
 def _check_by_hand(
-    blueprint: ChannelGraph, kept: Tensor, closed: Tensor, closed_by: dict[int, str]
+    channel_graph: ChannelGraph, kept: Tensor, closed: Tensor, closed_by: dict[int, str]
 ) -> None:
     for channel in torch.nonzero(kept & closed).flatten().tolist():
         raise SurgeryError(
@@ -142,14 +142,14 @@ def _check_by_hand(
             "TriState keeps, and the two are tied; share one gate between them, or use add_gates"
         )
     learnable = torch.zeros_like(closed)
-    for group in blueprint.groups:
+    for group in channel_graph.groups:
         learnable[group.channels] = True
         if bool(closed[group.channels].all()):
             raise SurgeryError(
                 f"all channels of {group.name!r} are dropped: the network is dead; open one"
             )
     for channel in torch.nonzero(closed & ~learnable).flatten().tolist():
-        reason = blueprint.reasons.get(channel)
+        reason = channel_graph.reasons.get(channel)
         why = f"{reason.text}; {reason.fix}" if reason else "nothing narrows it"
         raise SurgeryError(f"a channel that {closed_by[channel]!r} drops cannot go: {why}")
 
@@ -178,25 +178,27 @@ def plan(model: nn.Module, example_inputs: object = None, *, pay: str = "paramet
 
 def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
     """Return the plan that follows from a decision, without running the model."""
-    blueprint, dropped = decision.choice.blueprint, decision.dropped
+    channel_graph, dropped = decision.learnable.channel_graph, decision.dropped
     gone = decision.gone_tensors()
-    narrowings = tuple(n for n in _narrowings(blueprint, dropped) if n.name not in gone)
-    _check_tensors(model, blueprint, narrowings)
+    narrowings = tuple(n for n in _narrowings(channel_graph, dropped) if n.name not in gone)
+    _check_tensors(model, channel_graph, narrowings)
     folds = tuple(_folds(model, decision))
-    sizes = PlannedSizes(model, blueprint, narrowings, folds, decision.gone_calls(0), dropped)
-    positions = count_positions(blueprint, model)
+    sizes = PlannedSizes(model, channel_graph, narrowings, folds, decision.gone_calls(0), dropped)
+    positions = count_positions(channel_graph, model)
     n_products = sum(find_tensor(model, name).numel() * n for name, n in positions.items())
-    n_products += sum(blueprint.followed[0].other_multiply_adds.values())  # of the run already made
+    n_products += sum(
+        channel_graph.followed[0].other_multiply_adds.values()
+    )  # of the run already made
     before = Costs.of(count_parameters(model), n_products)
     made = Plan(
         widths={
             group.name: tuple(torch.nonzero(~dropped[group.channels]).flatten().tolist())
-            for group in blueprint.groups
+            for group in channel_graph.groups
         },
         narrowings=narrowings,
         folds=folds,
         linear=decision.linear,
-        merges=plan_merges(decision.choice.links, decision.linear, sizes, pay),
+        merges=plan_merges(decision.learnable.mergeable, decision.linear, sizes, pay),
         pay=pay,
         before=before,
         after=before,
@@ -207,13 +209,15 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
 
 
 def _check_tensors(
-    model: nn.Module, blueprint: ChannelGraph, narrowings: Iterable[Narrowing]
+    model: nn.Module, channel_graph: ChannelGraph, narrowings: Iterable[Narrowing]
 ) -> None:
     """Refuse tensors that were tied, untied, taken away or given since gates were added."""
-    retied = sharing_layers(model) ^ blueprint.sharing
-    called = {n.target for graph in blueprint.graphs for n in graph.nodes if n.op == "call_module"}
+    retied = sharing_layers(model) ^ channel_graph.sharing
+    called = {
+        n.target for graph in channel_graph.graphs for n in graph.nodes if n.op == "call_module"
+    }
     tensors = dict(list_tensors(model))
-    names = [*(name for name, _ in blueprint.dims), *blueprint.elements]
+    names = [*(name for name, _ in channel_graph.dims), *channel_graph.elements]
     known = {id(tensors.get(name)) for name in names}
     for name in [each.name for each in narrowings]:
         owner, _, key = name.rpartition(".")
@@ -234,16 +238,16 @@ def _check_tensors(
             )
 
 
-def _narrowings(blueprint: ChannelGraph, dropped: Tensor) -> list[Narrowing]:
+def _narrowings(channel_graph: ChannelGraph, dropped: Tensor) -> list[Narrowing]:
     found: list[Narrowing] = []
     known: dict[int, tuple[int, ...]] = {}  # many dimensions have one tensor of channels
-    for (name, dim), channels in blueprint.dims.items():
+    for (name, dim), channels in channel_graph.dims.items():
         if id(channels) not in known:
             known[id(channels)] = tuple(torch.nonzero(~dropped[channels]).flatten().tolist())
         kept = known[id(channels)]
         if len(kept) < len(channels):
             found.append(Narrowing(name, dim, len(channels), kept))
-    for name, channels in blueprint.elements.items():
+    for name, channels in channel_graph.elements.items():
         gone = dropped[channels]
         for dim in range(gone.dim()):
             whole = gone.movedim(dim, 0).reshape(gone.shape[dim], -1).all(1)
@@ -254,10 +258,10 @@ def _narrowings(blueprint: ChannelGraph, dropped: Tensor) -> list[Narrowing]:
 
 
 def _folds(model: nn.Module, decision: Decision) -> list[Fold]:
-    blueprint, dropped = decision.choice.blueprint, decision.dropped
+    channel_graph, dropped = decision.learnable.channel_graph, decision.dropped
     found: dict[str, Fold] = {}
-    gone_calls = [decision.gone_calls(place) for place in range(len(blueprint.graphs))]
-    for layer, channels, constant in find_constant_inputs(model, blueprint, gone_calls):
+    gone_calls = [decision.gone_calls(place) for place in range(len(channel_graph.graphs))]
+    for layer, channels, constant in find_constant_inputs(model, channel_graph, gone_calls):
         gone = dropped[channels] & constant
         if bool(gone.any()):
             found[layer] = Fold(layer, tuple(torch.nonzero(gone).flatten().tolist()))
@@ -265,50 +269,52 @@ def _folds(model: nn.Module, decision: Decision) -> list[Fold]:
 
 
 def find_constant_inputs(
-    model: nn.Module, blueprint: ChannelGraph, gone_calls: Sequence[Container[str]] = ((), ())
+    model: nn.Module, channel_graph: ChannelGraph, gone_calls: Sequence[Container[str]] = ((), ())
 ) -> Iterable[tuple[str, Tensor, Tensor]]:
     """Yield the layers with inputs that are constant once dropped: their channels, and which."""
-    for place, graph in enumerate(blueprint.graphs):
-        values = blueprint.followed[place].values
+    for place, graph in enumerate(channel_graph.graphs):
+        values = channel_graph.followed[place].values
         for node, op in find_linear_ops(graph, model):
             labels = values[node.all_input_nodes[0].name]
             if not op.is_module or op.groups > 1 or node.name in gone_calls[place]:
                 continue
-            if node.name in blueprint.followed[place].passing:  # what is summed over is no constant
+            if (
+                node.name in channel_graph.followed[place].passing
+            ):  # what is summed over is no constant
                 continue
             if not isinstance(labels, Labels):
                 continue
             ids, state = core(labels.ids, labels.state, labels.ids.dim() + op.channel_dim)
             constant = state.amax(0) == CONSTANT
-            read = blueprint.followed[place].reads.get(node.name)
+            read = channel_graph.followed[place].reads.get(node.name)
             if read is not None:  # through gates: nothing of it is left
                 constant = constant & (read.ids == FIXED)
             if bool(constant.any()):
-                yield op.layer, blueprint.root[ids[0]], constant
+                yield op.layer, channel_graph.root[ids[0]], constant
 
 
-def find_sliceable(model: nn.Module, blueprint: ChannelGraph) -> Tensor:
+def find_sliceable(model: nn.Module, channel_graph: ChannelGraph) -> Tensor:
     """Return which channels leave nothing behind when they go, in either mode.
 
     A BatchNorm behind a gate makes a dropped channel a constant, another one in training than in
     evaluation; weights that are computed (weight_norm) become plain ones. Both can wait.
     """
-    found = torch.ones(len(blueprint.root), dtype=torch.bool)
-    for _, channels, constant in find_constant_inputs(model, blueprint):
-        found[blueprint.parents[:, channels[constant]]] = False
-    for (name, _), channels in blueprint.dims.items():
+    found = torch.ones(len(channel_graph.root), dtype=torch.bool)
+    for _, channels, constant in find_constant_inputs(model, channel_graph):
+        found[channel_graph.parents[:, channels[constant]]] = False
+    for (name, _), channels in channel_graph.dims.items():
         owner, _, key = name.rpartition(".")
         if key in computed_names(find_module(model, owner)):
-            found[blueprint.parents[:, channels]] = False
+            found[channel_graph.parents[:, channels]] = False
     return found
 
 
 def _count_cut(decision: Decision, gone: set[str]) -> int:
     """Return the multiply-adds that products lose with the channels that go."""
-    blueprint = decision.choice.blueprint
+    channel_graph = decision.learnable.channel_graph
     return sum(
-        n * int(decision.dropped[blueprint.root[ids]].sum()) // len(ids)
-        for name, parts in blueprint.followed[0].products.items()
+        n * int(decision.dropped[channel_graph.root[ids]].sum()) // len(ids)
+        for name, parts in channel_graph.followed[0].products.items()
         for n, ids in parts
         if name not in gone
     )
@@ -318,7 +324,7 @@ def _count_left_out(model: nn.Module, decision: Decision, sizes: PlannedSizes) -
     """Return the parameters of activations (PReLU) all of whose calls have become linear."""
     calls: dict[str, list[bool]] = {}
     gone_calls = decision.gone_calls(0)
-    for site in decision.choice.blueprint.sites[0]:
+    for site in decision.learnable.channel_graph.sites[0]:
         if site.module and site.node not in gone_calls:
             calls.setdefault(site.module, []).append(site.name in decision.linear)
     gone = [name for name, linear in calls.items() if all(linear)]
@@ -359,7 +365,7 @@ def _predict(model: nn.Module, decision: Decision, plan: Plan, sizes: PlannedSiz
             parameters += math.prod(sizes.shape(name)) - tensor.numel()
     parameters += sum(math.prod(sizes.shape(name)) for name in computed)
     parameters += sum(sizes.shape(f"{layer}.weight")[0] for layer in sizes.new_biases)
-    others = decision.choice.blueprint.followed[0].other_multiply_adds
+    others = decision.learnable.channel_graph.followed[0].other_multiply_adds
     multiply_adds = sum(n for name, n in others.items() if name not in gone_calls)
     multiply_adds -= _count_cut(decision, gone_calls)
     multiply_adds += sum(math.prod(sizes.shape(w)) * n for w, n in sizes.positions.items())

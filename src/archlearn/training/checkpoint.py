@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from archlearn.data.file_cache import write_atomically
 from archlearn.errors import CheckpointError, FileError, first_line
 from archlearn.gating.cost_counter import count_parameters
-from archlearn.gating.gate_container import STORE
+from archlearn.gating.gate_container import CONTAINER
 from archlearn.optim.shrinking import shrink_
 from archlearn.serialization.file_format import open_safetensors, read_tensor
 from archlearn.serialization.schema import parse_json, read_entry
@@ -101,7 +101,7 @@ def restore_tensors_(
     """
     kept = {name.removeprefix(MODEL): t for name, t in tensors.items() if name.startswith(MODEL)}
     n_before = count_parameters(model)
-    if any(f"{STORE}.kept." in name for name in kept):
+    if any(f"{CONTAINER}.kept." in name for name in kept):
         shrink_(model, *optimisers, like=kept)
     own = model.state_dict()
     if own.keys() != kept.keys() or any(own[n].shape != kept[n].shape for n in own):

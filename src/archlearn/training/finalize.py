@@ -18,7 +18,7 @@ from archlearn.data.dataset import Dataset
 from archlearn.data.file_cache import METRICS, SPEED, SUMMARY
 from archlearn.errors import FileError, InputError
 from archlearn.gating.cost_counter import count_layer_costs
-from archlearn.gating.gate_container import find_store
+from archlearn.gating.gate_container import find_container
 from archlearn.module_utils import evaluating
 from archlearn.serialization import save
 from archlearn.surgery.architecture import Architecture, read_architecture
@@ -120,9 +120,9 @@ def check_finish(session: Session) -> None:
     """
     states = capture_random_states()
     model = _plain_copy(session)
-    store = find_store(model)
-    if store is not None:
-        store.budget = None  # nobody expects it to be met yet
+    container = find_container(model)
+    if container is not None:
+        container.budget = None  # nobody expects it to be met yet
     with evaluating(model), torch.no_grad():
         outputs = model(in_format_of(model, session.example))
     if not torch.isfinite(outputs).all():
@@ -212,13 +212,13 @@ def _describe_shrinking(session: Session, lines: Sequence[Mapping[str, Any]]) ->
     would have without a cut. "memory_bytes" is what training took at most, and at the end.
     """
     rows = [row for row in lines if "trained" in row and "memory_bytes" in row]
-    store = find_store(session.work.model)
-    if store is None or not store.n_shrinks or len(rows) < 2:
+    container = find_container(session.work.model)
+    if container is None or not container.n_shrinks or len(rows) < 2:
         return {}
     costs = [row["trained"]["multiply_adds"] for row in rows]
     means = [(before + after) / 2 for before, after in pairwise(costs)]
     return {
-        "times": store.n_shrinks,
+        "times": container.n_shrinks,
         "epochs": [place for place, (a, b) in enumerate(pairwise(costs), 1) if b < a],
         "multiply_adds": round(sum(means) / len(means) / costs[0], 4),
         "memory_bytes": [max(row["memory_bytes"] for row in rows), rows[-1]["memory_bytes"]],

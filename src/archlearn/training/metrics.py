@@ -13,7 +13,7 @@ from archlearn.costs import Costs
 from archlearn.data.dataset import Split
 from archlearn.data.file_cache import GATES, METRICS
 from archlearn.gating.cost_counter import count_costs
-from archlearn.gating.gate_container import find_store
+from archlearn.gating.gate_container import find_container
 from archlearn.gating.parameters import branch_gates, depth_gates, width_gates
 from archlearn.module_utils import evaluating, without_cudnn_benchmark
 from archlearn.nn.functional import is_open
@@ -111,8 +111,8 @@ def read_gates(model: nn.Module) -> tuple[Gates, Gates]:
 
     Gates that have been cut out are 0, so that an epoch can be set against those before it.
     """
-    store = find_store(model)
-    width = width_gates(model) if store is None else store.whole_width_gates()
+    container = find_container(model)
+    width = width_gates(model) if container is None else container.whole_width_gates()
     return _on_cpu(width), _on_cpu(_depth_gates(model))
 
 
@@ -166,8 +166,8 @@ class GateMonitor:
         """Return the costs and widths with these gates."""
         if not width and not depth:
             return costs_of(self._copy, self._example), {}
-        store = find_store(self._copy)
-        places = {} if store is None else store.original_places()
+        container = find_container(self._copy)
+        places = {} if container is None else container.original_places()
         for name, gate in width_gates(self._copy).items():
             gate.copy_(width[name][places[name]] if places else width[name])
         for name, gate in _depth_gates(self._copy).items():

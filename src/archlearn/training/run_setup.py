@@ -18,7 +18,7 @@ from archlearn.data.file_cache import DownloadProgress, no_progress
 from archlearn.data.transforms import ImageTransform
 from archlearn.errors import CheckpointError, InputError, SettingsError
 from archlearn.gating.attach import add_gates
-from archlearn.gating.gate_container import STORE, find_store
+from archlearn.gating.gate_container import CONTAINER, find_container
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.gating.penalties import Strengths
@@ -394,14 +394,14 @@ def cut_to_budget_(
     )
     if gates.fits() and multiple_of == 1:
         return
-    store = find_store(loaded.model)
-    assert store is not None
-    acting = dict(zip(map(id, store.gates()), store(), strict=True))
-    depths = set(map(id, store.depth.parameters()))
+    container = find_container(loaded.model)
+    assert container is not None
+    acting = dict(zip(map(id, container.gates()), container(), strict=True))
+    depths = set(map(id, container.depth.parameters()))
     for name, gate in loaded.model.named_parameters():
         if id(gate) in acting:
             earned = loaded.earned.get(name, gate).clone()
-            in_heads = loaded.earned.get(name.replace(f"{STORE}.width.", f"{STORE}.probe."))
+            in_heads = loaded.earned.get(name.replace(f"{CONTAINER}.width.", f"{CONTAINER}.probe."))
             if in_heads is not None and in_heads.shape != gate.shape:
                 earned = in_heads.sum(0)
             if id(gate) not in depths:

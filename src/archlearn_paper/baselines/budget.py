@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from archlearn.analysis.cost_model import marginal_costs
 from archlearn.errors import InputError
 from archlearn.gating.attach import add_gates
-from archlearn.gating.gate_container import find_store
+from archlearn.gating.gate_container import find_container
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
@@ -65,10 +65,10 @@ class ParameterCounts:
     """The parameters of a gated model as a function of how many channels each group keeps."""
 
     def __init__(self, gated: nn.Module) -> None:
-        store = find_store(gated)
-        assert store is not None
-        self._table = store.cost_table()
-        self.groups = tuple(store.width_gates())
+        container = find_container(gated)
+        assert container is not None
+        self._table = container.cost_table()
+        self.groups = tuple(container.width_gates())
 
     def parameters(self, kept: Sequence[int]) -> int:
         """Return the parameters of the model with so many channels in each group."""
@@ -147,9 +147,9 @@ class GroupSlice:
 
 def find_slices(gated: nn.Module, group: str) -> list[GroupSlice]:
     """Return the dimensions of parameters that hold a group's channels and no others."""
-    store = find_store(gated)
-    assert store is not None
-    graph, parameters = store.choice.blueprint, dict(gated.named_parameters())
+    container = find_container(gated)
+    assert container is not None
+    graph, parameters = container.learnable.channel_graph, dict(gated.named_parameters())
     channels = next(each.channels for each in graph.groups if each.name == group)
     order = torch.argsort(channels)
     return [
