@@ -299,3 +299,11 @@ def test_rates_worked_by_hand() -> None:
     assert found[6][0] == pytest.approx(0.2)
     assert found[9][0] == pytest.approx(0.2 * (1 + torch.tensor(7 * torch.pi / 8).cos().item()))
     assert [rate for _, rate in found] == [0, 0, 3, 3, 3, 3, 0, 0, 0, 0]
+
+
+def test_behind_a_cut_an_ordinary_step_tries_no_convolutions_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    make_session(tmp_path).stepper.renew()
+    assert not torch.backends.cudnn.benchmark

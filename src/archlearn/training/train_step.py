@@ -223,7 +223,11 @@ class EagerStepper:
         self._module.train()
 
     def renew(self) -> None:
-        """Do nothing: `shrink_` has renewed what synchronises gradients."""
+        """Choose convolutions untried from now on: a cut makes all shapes new; trying takes 5 s.
+
+        What synchronises gradients `shrink_` has renewed.
+        """
+        torch.backends.cudnn.benchmark = False
 
     def sums(self) -> tuple[float, float]:
         """Return the sums over the epoch's steps so far, the mean over all processes."""
