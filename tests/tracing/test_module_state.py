@@ -186,3 +186,30 @@ def test_what_is_kept_of_the_first_values_is_called_as_it_is() -> None:
     for x in (IMAGES, 5 * WIDER, WIDER):
         torch.testing.assert_close(model(x), net(x))
     assert list(al.width_gates(model)) == ["0"]
+
+
+class Window(nn.Module):
+    """Keeps its window no larger than its input, as Swin of transformers does at every call."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.first, self.second = size, nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if min(x.shape[-2:]) <= self.size:
+            self.size = min(x.shape[-2:])
+        x = nn.functional.dropout(torch.relu(self.first(x)), 0.5, self.training)
+        return self.second(x)[..., : self.size, : self.size]
+
+
+def test_an_attribute_that_is_set_to_the_size_it_has_is_no_change() -> None:
+    net, x = nn.Sequential(Window(6), nn.Conv2d(4, 5, 1)), torch.randn(2, 3, 8, 6)
+    model = al.add_gates(net, x).eval()
+    assert net[0].size == model[0].size == 6
+    with torch.no_grad():
+        al.width_gates(model)["0.first"][:4] = 0.0
+    small = al.compact(model)
+    assert small[0].first.out_channels == 4
+    assert torch.allclose(small(x), model(x), atol=1e-6)
+    with pytest.raises(al.ArchlearnError, match="asks"):
+        model(torch.randn(2, 3, 5, 5))

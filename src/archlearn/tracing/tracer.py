@@ -16,7 +16,7 @@ from archlearn.module_utils import find_module
 from archlearn.nn.functional import linear_by_columns
 from archlearn.nn.norms import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
-from archlearn.op_table import ACTIVATE, can_learn, spec_of_function
+from archlearn.op_table import ACTIVATE, SIZES, can_learn, spec_of_function
 from archlearn.tracing.block_hooks import BlockCall, name_nodes
 from archlearn.tracing.example_inputs import (
     Argument,
@@ -69,6 +69,14 @@ class UntraceableError(Exception):
     def __init__(self, name: str, module: nn.Module, reason: str) -> None:
         super().__init__(name)
         self.name, self.module, self.reason = name, module, reason
+
+
+def _keep_sizes_(module: nn.Module, held: dict[str, Any]) -> None:
+    """Let attributes that a call set to the size they had, as Swin does, be as they were."""
+    for name, value in vars(module).items():
+        is_size = isinstance(value, fx.Proxy) and topic_of(value.node) == SIZES
+        if is_size and isinstance(held.get(name), int) and value == held[name]:
+            vars(module)[name] = held[name]
 
 
 class ArchTracer(fx.Tracer):
@@ -296,10 +304,12 @@ class ArchTracer(fx.Tracer):
         self._unfolded = m if unfolded else None
         forward = unfolded or find_gelu(m, args, kwargs) or forward
         before = (RngState.now(), ModuleState([m])) if self._is_strict else None
+        held = dict(vars(m))
         try:
             with self._noting_block(m, args, kwargs) as note_output:
                 out = super().call_module(m, forward, args, kwargs)
                 note_output(out)
+            _keep_sizes_(m, held)
             if before is not None:
                 check_draws(before[0])
                 before[1].check()
