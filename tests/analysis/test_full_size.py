@@ -1,4 +1,4 @@
-"""Networks as large as people have them: their sums are rounded by more than those of small ones."""
+"""Networks as large as people have them: their sums are rounded by more than small ones'."""
 
 import torch
 from torch import Tensor, nn
