@@ -32,6 +32,7 @@ _NEAR = 0.002  # shares left that differ by less are the same: groups of odd siz
 
 _FAMILIES = {
     "hf": "transformers",
+    "full": "transformers in full size, in float32",
     "timm": "timm",
     "tv": "torchvision: segmentation, detection, video, quantised",
     "diffusers": "diffusers",
