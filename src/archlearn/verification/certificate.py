@@ -1,8 +1,8 @@
 """`certify`: compare two models on the example and random inputs like it, in double precision."""
 
+import logging
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from archlearn.tracing.trace_context import without_autocast
 from archlearn.verification.precision import exchanging, holding, to_float64
 
 N_RANDOM = 3
+_log = logging.getLogger(__name__)
 # Three random inputs of so many numbers cost next to nothing; larger ones are weighed.
 _SMALL = 2**14
 
@@ -31,19 +32,21 @@ _SMALL = 2**14
 class SampleInput:
     """Arguments for one call of both models; the examples among them count as one input.
 
-    It has `n_rows` where rows of the example were left out.
+    It has `n_rows` where rows of the example were left out. What is drawn alone may be no input at
+    all, such as offsets that do not rise.
     """
 
     inputs: ExampleInputs
     n_inputs: int
     n_rows: int | None = None
+    is_drawn: bool = False
 
 
 def plain_samples(inputs: ExampleInputs) -> list[SampleInput]:
     """Return the example inputs, and random ones of the same shapes."""
     n = N_RANDOM if N_RANDOM * _size(inputs) <= _SMALL else 1
     drawn = [draw_like(inputs, seed) for seed in range(n)]
-    return [SampleInput(trial, 1) for trial in (inputs, *drawn)]
+    return [SampleInput(inputs, 1), *(SampleInput(trial, 1, is_drawn=True) for trial in drawn)]
 
 
 def joined_sample(inputs: ExampleInputs, most_rows: int | None = None) -> SampleInput | None:
@@ -129,7 +132,9 @@ def _relative(a: Tensor, b: Tensor) -> float:
     gap = float(torch.where(same, torch.zeros_like(a), a - b).abs().max())
     if not math.isfinite(gap):
         return float("inf")
-    size = float(torch.where(a.isfinite(), a, torch.zeros_like(a)).abs().max())
+    # In double precision what a mask put there in both models is no measure for the rest.
+    counted = a.isfinite() & ~same if a.dtype is torch.float64 else a.isfinite()
+    size = float(torch.where(counted, a, torch.zeros_like(a)).abs().max())
     return gap / max(size, torch.finfo(a.dtype).tiny)
 
 
@@ -250,7 +255,7 @@ class Comparison:
         """Compare the models in evaluation mode, in their own precision and in float64.
 
         The first rows of the example and random ones are tried in one batch. Should the models not
-        take that, or differ there, inputs of the example's own shapes decide.
+        take that, or round otherwise there, inputs of the example's own shapes decide.
         """
         dtype = _dtype(self.models[0])
         allowed = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
@@ -264,15 +269,23 @@ class Comparison:
         with evaluating(*self.models):
             first, second = self.models
             doubles = {**to_float64(first), **to_float64(second, self.doubles), **self.doubles}
-            own, wide, n_inputs = math.inf, math.inf, 0
-            with suppress(Exception):
+            own, wide, n_inputs = math.inf, 0.0, 0
+            refused: CertificateError | None = None
+            try:
                 most_rows = _ROWS if self.is_derived else None  # who asks for certify means all
                 joined = joined_sample(self.inputs, most_rows)
                 if joined is not None:
                     own, wide, n_inputs = self._measure([joined], doubles, allowed)
+            except CertificateError as error:
+                refused = error
+            except Exception:
+                _log.debug("the models do not take the example and random rows in one batch")
             if not (own <= limits[0] and wide <= limits[1]):
                 samples = plain_samples(self.inputs)
-                own, wide, n_inputs = self._measure(samples, doubles, allowed)
+                own, alone, n_inputs = self._measure(samples, doubles, allowed)
+                wide = max(wide, alone)
+            if refused is not None:
+                raise refused
         name = str(dtype).removeprefix("torch.")
         if not (own <= limits[0] and wide <= limits[1]):
             raise CertificateError(
@@ -287,17 +300,24 @@ class Comparison:
         self, samples: list[SampleInput], doubles: Doubles, allowed: float
     ) -> tuple[float, float, int]:
         """Return the largest differences in own and in double precision, and how many inputs."""
-        gaps = [self._measure_one(sample, doubles, allowed) for sample in samples]
+        measured = [(self._measure_one(each, doubles, allowed), each.n_inputs) for each in samples]
+        gaps, counts = zip(*((gap, n) for gap, n in measured if gap is not None), strict=True)
         own, wide = (max(gap) for gap in zip(*gaps, strict=True))
-        return own, wide, sum(sample.n_inputs for sample in samples)
+        return own, wide, sum(counts)
 
     def _measure_one(
         self, trial: SampleInput, doubles: Doubles, allowed: float
-    ) -> tuple[float, float]:
+    ) -> tuple[float, float] | None:
+        """Return both differences, or None if what was drawn is no input of the first model."""
         single = trial.inputs.to(_dtype(self.models[0]), floating_only=True)
         with exchanging(doubles):
             double = trial.inputs.to(torch.float64, floating_only=True)
-            wide_outputs = self._run(0, double)
+            try:
+                wide_outputs = self._run(0, double)
+            except Exception as error:
+                if trial.is_drawn and not isinstance(error, CertificateError):
+                    return None
+                raise
             # There must be a result for each row, and no mean of rows that are not there.
             rows = trial.n_rows and (trial.n_rows,)
             if rows and not all(x.shape[:1] == rows and x.isfinite().all() for x in wide_outputs):
