@@ -247,6 +247,26 @@ def test_pieces_of_channels_are_refused() -> None:
         small(torch.randn(1, 2, 14, 14))
 
 
+class ByLiteralTokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 6), nn.Linear(6 * 4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.first(x)).transpose(1, 2).reshape(-1, 6 * 4))
+
+
+def test_pieces_of_the_only_channel_that_is_left_are_refused() -> None:
+    model = al.add_gates(ByLiteralTokens(), torch.randn(3, 4, 2))
+    with torch.no_grad():
+        al.width_gates(model)["first"][1:] = 0.0
+    small = al.compact(model)
+    assert small(torch.randn(2, 4, 2)).shape == (2, 5)
+    assert model(torch.randn(2, 8, 2)).shape == (4, 5)
+    with pytest.raises(al.InputError, match=r"the shape at test_other_sizes\.py:\d+"):
+        small(torch.randn(2, 8, 2))
+
+
 class Flat(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -263,8 +263,9 @@ class Rewriter:
         cut = [self.cuts.cut(x, y) for x, y in zip(labels_out, moved_out, strict=True)]
         expected = cut[0] if isinstance(full, Labels) else cut
         source = parts.get(node.all_input_nodes[0])
+        shape = getattr(self.values[old.all_input_nodes[0].name], "shape", torch.Size())
         return Move(
-            self.net, self.graph, node, self.narrowed, source, expected, found, full,
+            self.net, self.graph, node, self.narrowed, source, expected, found, full, shape,
             partial(self._find_kept, node),
         )  # fmt: skip
 

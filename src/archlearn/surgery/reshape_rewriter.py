@@ -115,6 +115,7 @@ class Move:
         expected: The places that the call should return.
         found: The places that it returns as it stands, or None if it does not run.
         full: The labels that it returned before anything was dropped.
+        shape: The shape that its input had then.
         kept: Gives a number of the graph as it was before anything was dropped, and its value then.
     """
 
@@ -126,6 +127,7 @@ class Move:
     expected: Any
     found: Any
     full: Any
+    shape: torch.Size
     kept: Callable[[fx.Node], tuple[Any, Any]]
 
 
@@ -151,7 +153,8 @@ def _guard_tail(move: Move, sizes: list[Any]) -> None:
     """Refuse images of other sizes where `view(-1, 800)` would take pieces of channels."""
     if -1 not in sizes or not all(isinstance(size, int) for size in sizes):
         return
-    shape, block = move.source.shape, -math.prod(sizes)
+    # As it was: of a single channel that is left nothing would show that it is part of a block.
+    shape, block = move.shape, math.prod(move.full.shape) // move.full.shape[sizes.index(-1)]
     fitting = [n for n in range(1, len(shape) + 1) if math.prod(shape[-n:]) == block]
     if not fitting or fitting[0] == 1:
         return
@@ -159,7 +162,7 @@ def _guard_tail(move: Move, sizes: list[Any]) -> None:
     whole = move.graph.call_function(getattr, (move.node.all_input_nodes[0], "shape"))
     found = move.graph.call_function(operator.getitem, (whole, tail))
     what = f"the shape at {source_of(move.node) or move.node.name}"
-    move.graph.call_function(check_argument, (found, tuple(shape[tail]), what))
+    move.graph.call_function(check_argument, (found, tuple(move.source.shape[tail]), what))
 
 
 def _unflatten(move: Move) -> fx.Node | None:
