@@ -279,3 +279,24 @@ def test_random_numbers_that_are_no_inputs_are_left_out() -> None:
     torch.manual_seed(0)
     gated = al.add_gates(Bags(), (torch.randint(20, (9,)), torch.tensor([0, 3, 5])))
     assert 1 <= al.compact(gated).certificate.n_inputs < 4
+
+
+class AlwaysDrops(nn.Module):
+    """Drops out in evaluation, too, to measure how sure it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(nn.functional.dropout(torch.relu(self.first(x)), 0.5, training=True))
+
+
+def test_random_numbers_in_evaluation_mode_are_said_to_be_the_reason() -> None:
+    torch.manual_seed(0)
+    gated = al.add_gates(AlwaysDrops(), torch.randn(6, 4))
+    with torch.no_grad():
+        al.width_gates(gated)["first"][:4] = 0.0
+    with pytest.raises(al.CertificateError, match="no random numbers in evaluation mode"):
+        al.compact(gated)
+    assert al.compact(gated, certified=False).last.in_features == 4

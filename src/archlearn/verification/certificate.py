@@ -291,10 +291,19 @@ class Comparison:
             raise CertificateError(
                 f"the two models differ by {wide:.2e} in float64 (allowed {limits[1]:.0e}) and by "
                 f"{own:.2e} in {name} (allowed {allowed:.0e}), relative to their outputs; they do "
-                "not compute the same function: keep the first, and "
-                f"{advise_on_difference(self.models[0])}"
+                f"not compute the same function: keep the first, and {self._advise()}"
             )
         return Certificate(own, wide, name, n_inputs, *limits)
+
+    def _advise(self) -> str:
+        """Return what to do where the models differ."""
+        with evaluating(self.models[0]):
+            if _draws(self.models[0], self.inputs):
+                return (
+                    "let it draw no random numbers in evaluation mode (dropout that is always on "
+                    "draws others over fewer channels), or compact it with certified=False"
+                )
+        return advise_on_difference(self.models[0])
 
     def _measure(
         self, samples: list[SampleInput], doubles: Doubles, allowed: float
