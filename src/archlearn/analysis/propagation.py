@@ -41,7 +41,14 @@ from archlearn.analysis.propagation_rules.normalization import (
     unit_length,
     within_channel,
 )
-from archlearn.analysis.propagation_rules.pooling import along_dim, mean, reduce, variance
+from archlearn.analysis.propagation_rules.pooling import (
+    along_dim,
+    mean,
+    pool,
+    reduce,
+    resize,
+    variance,
+)
 from archlearn.analysis.propagation_rules.products import attention, einsum, matmul
 from archlearn.analysis.propagation_rules.reshape import (
     as_selection,
@@ -390,7 +397,7 @@ class _Follower(_Interpreter):
         """
         is_split = any(node.name in self.split for node in n.all_input_nodes)
         reads_one_dim = self.rules[n] in (opaque, linear, attribute, number)
-        reads_one_dim |= self.rules[n] is across_channels and not is_split
+        reads_one_dim |= self.rules[n] in (across_channels, pool, resize) and not is_split
         if reads_one_dim or (self.rules[n] is move and len(step.labels) == 1):
             return step
         if self.rules[n] is expand_as and len(varying(step.x.ids)) == 1:
