@@ -657,3 +657,27 @@ def test_channels_of_learnt_queries_lie_where_they_are_read_however_few_are_left
     assert model.queries.shape == (5, 2)
     torch.testing.assert_close(model(fresh), before, rtol=0, atol=1e-10)
     torch.testing.assert_close(al.compact(model)(fresh), before, rtol=0, atol=1e-10)
+
+
+class ResizesPositions(nn.Module):
+    """A table of more positions than channels, resized to as many tokens as there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.positions = nn.Linear(3, 6), nn.Parameter(torch.randn(1, 9, 6))
+        self.norm, self.last = nn.LayerNorm(6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = F.interpolate(self.positions.transpose(1, 2), size=x.shape[1], mode="linear")
+        return self.last(self.norm(self.first(x) + table.transpose(1, 2)))
+
+
+def test_channels_of_a_table_that_is_resized_go_however_long_it_is() -> None:
+    torch.manual_seed(0)
+    model = al.add_gates(ResizesPositions().double(), torch.randn(2, 5, 3, dtype=torch.float64))
+    with torch.no_grad():
+        al.width_gates(model)["first"][::2] = 0.0
+    small = al.compact(model)
+    assert small.positions.shape == (1, 9, 3)
+    x = torch.randn(1, 12, 3, dtype=torch.float64)
+    torch.testing.assert_close(small(x), model(x), rtol=1e-10, atol=1e-10)

@@ -106,3 +106,53 @@ def test_full_disk_is_no_fault_of_the_model(tmp_path: Path, to: str) -> None:
         (tmp_path / name).symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
         export_model(nn.Linear(2, 2), tmp_path / "small", to, torch.zeros(2, 2))
+
+
+class Pools(nn.Module):
+    """Takes another path for long inputs, and an argument that is fixed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, parts: Tensor, scale: float = 1.0) -> Tensor:
+        x = torch.relu(self.first(x))
+        x = x * scale if x.size(0) < 9 else x[:8]
+        return self.last(x.new_zeros(3, x.size(1)).index_add(0, parts, x))
+
+
+def source_of_pools(folder: Path) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    example = torch.randn(4, 4), torch.tensor([0, 1, 2, 2]), 2.0
+    model = al.compact(al.add_gates(Pools(), example)).eval()
+    export_model(model, folder / "pools.py", "python")
+    names: dict[str, Any] = {}
+    exec((folder / "pools.py").read_text(), names)
+    return model, names["load"](str(folder / "pools.safetensors"))
+
+
+def test_source_refuses_the_sizes_and_arguments_that_the_model_refuses(tmp_path: Path) -> None:
+    model, loaded = source_of_pools(tmp_path)
+    x, parts = torch.randn(6, 4), torch.tensor([0, 1, 2, 2, 0, 1])
+    assert torch.equal(loaded(x, parts, 2.0), model(x, parts, 2.0))
+    for given in ((x, parts), (x.repeat(2, 1), parts.repeat(2), 2.0)):
+        with pytest.raises(al.InputError, match="traced with"):
+            model(*given)
+        with pytest.raises(ValueError, match="as in the example"):
+            loaded(*given)
+
+
+class Edges(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        source, _ = edges
+        return self.last(torch.relu(self.first(x))[source])
+
+
+def test_inputs_that_have_no_rows_are_exported(tmp_path: Path) -> None:
+    example = torch.randn(3, 4), torch.tensor([[0, 1, 2, 2], [1, 1, 0, 0]])
+    model = al.compact(al.add_gates(Edges(), example)).eval()
+    assert export_model(model, tmp_path / "edges.py", "python").difference < 1e-6

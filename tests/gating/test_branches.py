@@ -349,3 +349,28 @@ def test_a_branch_with_all_layers_has_no_gate() -> None:
             al.shrink_(model, optimiser, gates)
     n_left = sum(p.numel() for p in al.compact(model).parameters())
     assert 0 < n_left <= 0.08 * sum(p.numel() for p in Denoiser().parameters())
+
+
+class Dense(nn.Module):
+    """Joins what a block returns with what it was added to, as YOLO's C2f does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 8, 1), nn.Conv2d(12, 2, 1)
+        self.block = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = torch.relu(self.first(x)).chunk(2, 1)
+        return self.last(torch.cat([one, two + self.block(two), two], 1))
+
+
+def test_a_sum_that_is_read_beside_what_it_was_added_to_loses_its_branch() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 2, 4, 4, dtype=torch.float64)
+    gated = al.add_gates(Dense().double(), x)
+    with torch.no_grad():
+        al.branch_gates(gated)["block"].fill_(0.0)
+        al.width_gates(gated)["first"][::3] = 0.0
+    small = al.compact(gated)
+    torch.testing.assert_close(small(x), gated(x), rtol=1e-10, atol=1e-10)
+    assert not any(True for _ in small.block.parameters())

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 import warnings
 from collections.abc import Iterator
 from itertools import pairwise
@@ -744,3 +745,20 @@ def test_channels_within_heads_are_the_last_to_go_of_what_earns_the_same() -> No
         gates.step()
     assert all(bool((widths[name] > 0.5).all()) for name in within)
     assert not all(bool((gate > 0.5).all()) for gate in widths.values())
+
+
+@pytest.mark.parametrize(
+    "make_copy", [copy.deepcopy, lambda parts: pickle.loads(pickle.dumps(parts))]
+)
+def test_a_copy_made_together_with_its_model_learns_on(digits: Any, make_copy: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, total_steps=20, budget={"parameters": "50%"})
+    torch.optim.lr_scheduler.StepLR(gates, 1)  # which wraps its step
+    train(model, gates, digits, 10)
+    copies = make_copy((model, gates))
+    for parts in ((model, gates), copies):
+        train(*parts, digits, 10, seed=1)
+    for one, two in zip(model.parameters(), copies[0].parameters(), strict=True):
+        assert one is not two
+        assert torch.equal(one, two)
+    assert al.count_costs(al.compact(copies[0])).parameters <= 0.5 * 6750

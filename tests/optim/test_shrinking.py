@@ -797,3 +797,18 @@ def test_a_compact_file_is_the_same_however_many_cuts_there_were(tmp_path: Path)
     for name, each in (("a", model), ("b", start)):
         al.save(al.compact(each), tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_two_channels_that_a_pixel_shuffle_makes_are_still_learnt_behind_a_cut() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(2, 16, 1), nn.PixelShuffle(2), nn.ReLU(), nn.Conv2d(4, 3, 1)
+    )  # fmt: skip
+    images = torch.randn(2, 2, 4, 4)
+    model = al.add_gates(net, images)
+    with torch.no_grad():
+        al.width_gates(model)["0"][1:] = 0.0
+    before = model(images)
+    al.shrink_(model, torch.optim.SGD(al.weights(model), lr=0.1))
+    assert len(al.width_gates(model)["0"]) == 2
+    torch.testing.assert_close(model(images), before)

@@ -109,6 +109,64 @@ class BySelect(Features):
         return self.both(y.narrow(-1, 0, 6), y.select(-1, 7).unsqueeze(-1))
 
 
+class Attention(nn.Module):
+    """Puts heads into the batch, or beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 2)
+        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
+
+    def split(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def join(self, x: Tensor, n_rows: int) -> Tensor:
+        return x.unflatten(0, (n_rows, 4)).transpose(1, 2).flatten(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        query, key, value = (self.split(each(x)) for each in (self.query, self.key, self.value))
+        scores = (query @ key.mT * 4**-0.5).softmax(-1)
+        return self.last(x + self.join(scores @ value, x.shape[0]))
+
+
+class ByBatchOfHeads(Attention):
+    def split(self, x: Tensor) -> Tensor:
+        n, size = x.shape[0], x.shape[-1] // 4
+        return x.reshape(n, -1, 4, size).transpose(1, 2).reshape(n * 4, -1, size)
+
+
+class ByHeadsBehind(Attention):
+    """As fairseq and torch do it: tokens first."""
+
+    def split(self, x: Tensor) -> Tensor:
+        n, n_tokens, width = x.shape
+        return x.transpose(0, 1).reshape(n_tokens, n * 4, width // 4).transpose(0, 1)
+
+
+class ByKeyword(Attention):
+    def split(self, x: Tensor) -> Tensor:
+        n, n_tokens, _ = x.shape
+        return x.reshape(shape=(n, n_tokens, 4, 4)).transpose(1, 2)
+
+    def join(self, x: Tensor, n_rows: int) -> Tensor:
+        return x.transpose(1, 2).reshape(shape=(n_rows, x.shape[2], 16))
+
+
+class ByNewAxes(nn.Module):
+    """Scales and shifts an image by parts of one embedding (FiLM)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.embed, self.last = nn.Conv2d(2, 8, 1), nn.Linear(2, 16), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.embed(x.mean((2, 3)))
+        y = self.first(x) * both[:, :8, None, None] + both[..., 8:, None, None]
+        return self.last(F.relu(y))
+
+
+TOKENS = [(2, 4, 8), (4, 4, 8), (1, 4, 8), (3, 6, 8)]
 IMAGES = [(2, 2, 4, 4), (1, 2, 8, 8), (3, 2, 4, 8)]
 ROWS = [(3, 4), (2, 3, 4), (4, 4, 4), (6, 6, 4)]
 
@@ -118,7 +176,8 @@ ROWS = [(3, 4), (2, 3, 4), (4, 4, 4), (6, 6, 4)]
     [
         (ByMethod, IMAGES), (ByModule, IMAGES), (BySplit, ROWS), (ByLoop, ROWS), (BySlice, ROWS),
         (ByCounts, IMAGES), (ByShape, IMAGES), (ByProduct, IMAGES), (ByShare, IMAGES),
-        (ByNegative, ROWS), (BySelect, ROWS),
+        (ByNegative, ROWS), (BySelect, ROWS), (ByNewAxes, IMAGES),
+        (ByBatchOfHeads, TOKENS), (ByHeadsBehind, TOKENS), (ByKeyword, TOKENS),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("example", [0, 1])
@@ -145,6 +204,12 @@ def test_other_sizes(
         torch.testing.assert_close(found, model(x), rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(loaded(x), found)
     assert n_compared == len(shapes) or kind is BySelect
+
+
+def test_an_example_of_one_row_cannot_show_that_heads_and_the_batch_are_one_dimension() -> None:
+    model = al.add_gates(ByBatchOfHeads(), torch.randn(1, 4, 8))
+    with pytest.raises(al.InputError, match="call add_gates with an example of two rows"):
+        model(torch.randn(2, 4, 8))
 
 
 class ByUnpacking(Features):
@@ -180,6 +245,26 @@ def test_pieces_of_channels_are_refused() -> None:
     assert small(torch.randn(2, 2, 8, 8)).shape == (2, 5)
     with pytest.raises(al.InputError, match=r"the shape at test_other_sizes\.py:\d+"):
         small(torch.randn(1, 2, 14, 14))
+
+
+class ByLiteralTokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 6), nn.Linear(6 * 4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.first(x)).transpose(1, 2).reshape(-1, 6 * 4))
+
+
+def test_pieces_of_the_only_channel_that_is_left_are_refused() -> None:
+    model = al.add_gates(ByLiteralTokens(), torch.randn(3, 4, 2))
+    with torch.no_grad():
+        al.width_gates(model)["first"][1:] = 0.0
+    small = al.compact(model)
+    assert small(torch.randn(2, 4, 2)).shape == (2, 5)
+    assert model(torch.randn(2, 8, 2)).shape == (4, 5)
+    with pytest.raises(al.InputError, match=r"the shape at test_other_sizes\.py:\d+"):
+        small(torch.randn(2, 8, 2))
 
 
 class Flat(nn.Module):

@@ -1,6 +1,7 @@
 """A certificate says by how much two models differ, and on what they were compared."""
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -227,3 +228,91 @@ def test_other_decisions_are_noticed() -> None:
     other.load_state_dict(one.state_dict())
     with pytest.raises(al.CertificateError, match="differ by inf in float64"):
         al.certify(one, other, torch.randn(64, 8))
+
+
+class Masked(nn.Module):
+    """Scores of which some are hidden, as those of a pointer network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tensor([True, False, False, False], device=x.device)
+        return self.layer(x).masked_fill(hidden, -1e30)
+
+
+def test_numbers_of_a_mask_hide_no_difference() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(al.CertificateError, match="differ by"):
+        al.certify(Masked(), Masked(), torch.randn(2, 3))
+
+
+class Rounded(nn.Module):
+    """Returns what it is given, and beside it what is left of a sum that should be zero."""
+
+    def __init__(self, rest: float) -> None:
+        super().__init__()
+        self.rest = nn.Parameter(torch.tensor(rest, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.rest.expand(len(x), 1)], 1)
+
+
+def test_rounding_near_zero_is_measured_by_numbers_that_are_the_same() -> None:
+    x = torch.randn(2, 3, dtype=torch.float64)
+    assert al.certify(Rounded(1e-17), Rounded(3e-17), x).difference_float64 < 1e-15
+
+
+class OfTwoRows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + (x.shape[0] != 2)
+
+
+def test_models_that_differ_at_other_batch_sizes_are_refused() -> None:
+    second = OfTwoRows()
+    first = nn.Sequential(OrderedDict(layer=second.layer))
+    with pytest.raises(al.CertificateError, match="differ by"):
+        al.certify(first, second, torch.randn(2, 3))
+
+
+class Bags(nn.Module):
+    """Takes offsets, which must start with 0 and rise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.first, self.last = nn.EmbeddingBag(20, 6), nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(self.bag(tokens, offsets))))
+
+
+def test_random_numbers_that_are_no_inputs_are_left_out() -> None:
+    torch.manual_seed(0)
+    gated = al.add_gates(Bags(), (torch.randint(20, (9,)), torch.tensor([0, 3, 5])))
+    assert 1 <= al.compact(gated).certificate.n_inputs < 4
+
+
+class AlwaysDrops(nn.Module):
+    """Drops out in evaluation, too, to measure how sure it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(nn.functional.dropout(torch.relu(self.first(x)), 0.5, training=True))
+
+
+def test_random_numbers_in_evaluation_mode_are_said_to_be_the_reason() -> None:
+    torch.manual_seed(0)
+    gated = al.add_gates(AlwaysDrops(), torch.randn(6, 4))
+    with torch.no_grad():
+        al.width_gates(gated)["first"][:4] = 0.0
+    with pytest.raises(al.CertificateError, match="no random numbers in evaluation mode"):
+        al.compact(gated)
+    assert al.compact(gated, certified=False).last.in_features == 4

@@ -41,7 +41,14 @@ from archlearn.analysis.propagation_rules.normalization import (
     unit_length,
     within_channel,
 )
-from archlearn.analysis.propagation_rules.pooling import along_dim, mean, reduce, variance
+from archlearn.analysis.propagation_rules.pooling import (
+    along_dim,
+    mean,
+    pool,
+    reduce,
+    resize,
+    variance,
+)
 from archlearn.analysis.propagation_rules.products import attention, einsum, matmul
 from archlearn.analysis.propagation_rules.reshape import (
     as_selection,
@@ -390,7 +397,7 @@ class _Follower(_Interpreter):
         """
         is_split = any(node.name in self.split for node in n.all_input_nodes)
         reads_one_dim = self.rules[n] in (opaque, linear, attribute, number)
-        reads_one_dim |= self.rules[n] is across_channels and not is_split
+        reads_one_dim |= self.rules[n] in (across_channels, pool, resize) and not is_split
         if reads_one_dim or (self.rules[n] is move and len(step.labels) == 1):
             return step
         if self.rules[n] is expand_as and len(varying(step.x.ids)) == 1:
@@ -429,9 +436,7 @@ class _Follower(_Interpreter):
             if self.rules[n] in _PRODUCTS:
                 continue
             ids, state = self.constraints.read_heads(labels, chosen)
-            line = line_along(labels.ids, chosen)
-            own = line[line != FIXED]
-            if len(own.unique()) < len(own):
+            if _repeats(labels.ids, chosen):
                 self.constraints.block(
                     labels.ids,
                     f"{n.name} reads it where its channels lie beside one another at many places",
@@ -568,6 +573,7 @@ def _choose_dim(all_labels: list[Labels]) -> int | None:
     """Return the dimension, counted from behind, along which most channels stay apart.
 
     A class token in front of patches, or a table of positions: labels vary along both dimensions.
+    Behind a pixel shuffle channels lie side by side in space, too, again and again: not there.
     """
     labels = [each for each in all_labels if each.ids.dim() and each.ids.numel()]
     most = max(each.ids.dim() for each in labels)
@@ -575,13 +581,20 @@ def _choose_dim(all_labels: list[Labels]) -> int | None:
     best, best_count = None, 1
     for behind in sorted(dims, reverse=True):
         counts = [
-            _count_apart(each.ids, each.ids.dim() + behind)
+            0 if _repeats(each.ids, behind) else _count_apart(each.ids, behind)
             for each in labels
             if each.ids.dim() + behind >= 0 and spread(each.ids)
         ]
         if counts and min(counts) > best_count:
             best, best_count = behind, min(counts)
     return best
+
+
+def _repeats(ids: Tensor, dim: int) -> bool:
+    """Return whether a channel lies at several indices of a dimension."""
+    line = line_along(ids, dim)
+    own = line[line != FIXED]
+    return len(own.unique()) < len(own)
 
 
 def _count_apart(ids: Tensor, dim: int) -> int:

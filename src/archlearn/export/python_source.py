@@ -29,7 +29,7 @@ from archlearn.serialization.loading import (
 from archlearn.serialization.saving import describe_model
 from archlearn.serialization.schema import Description, TensorEntry
 from archlearn.serialization.values import decode, is_identifier, name_operation
-from archlearn.tracing.example_inputs import CHECKS
+from archlearn.tracing.example_inputs import CHECKS, DEFAULT, ExampleInputs, check_argument
 from archlearn.tracing.fx_utils import thaw
 from archlearn.tracing.output_types import is_construction
 
@@ -60,7 +60,8 @@ def write_source(
     description, tensors = describe_model(model, example_inputs)
     if not is_identifier(description.class_name):
         raise FileError(f"its class is named {description.class_name!r}, which is no identifier")
-    source = _Source(description)
+    given = () if example_inputs is None else example_inputs
+    source = _Source(description, ExampleInputs.of(given))
     body = [*source.write_init(), *source.write_forward()]
     lines = [
         f"class {description.class_name}(nn.{type(source.root).__name__}):",
@@ -96,8 +97,9 @@ def _write_header(description: Description, text: str) -> list[str]:
 class _Source:
     """Writes the parts of a described model, and the functions that call them."""
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, description: Description, inputs: ExampleInputs) -> None:
         self._description = description
+        self._inputs = inputs
         self._entries = {entry.name: entry for entry in description.modules}
         self.root = build_modules(description, merge_classes(None))
         add_tensors_(self.root, description)
@@ -245,7 +247,7 @@ class _Source:
         """Return the lines of `forward`, and of what it calls in each mode."""
         if is_chain(self._description):
             return []
-        evaluation, *training = [_Function(graph, self) for graph in self._graphs]
+        evaluation, *training = [_Function(graph, self, self._inputs) for graph in self._graphs]
         if not training:
             return ["", *evaluation.write("forward")]
         given = ", ".join(f"{name}={name}" for name in evaluation.parameters())
@@ -320,9 +322,14 @@ class _Text(str):
 class _Function:
     """Writes the calls of a graph as statements, each of which reuses the name of what it reads."""
 
-    def __init__(self, graph: fx.Graph, source: _Source) -> None:
-        self._nodes = [node for node in graph.nodes if node.target not in CHECKS]
+    def __init__(self, graph: fx.Graph, source: _Source, inputs: ExampleInputs) -> None:
         self._source = source
+        left_out = _find_left_out(graph, inputs)
+        self._nodes = [
+            node
+            for node in graph.nodes
+            if node not in left_out and (node.target not in CHECKS or _is_asked(node, left_out))
+        ]
         self._names: dict[fx.Node, str] = {}
         self._sizes = _find_sizes(self._nodes)
         self._last_use: dict[fx.Node, int] = {}
@@ -332,9 +339,8 @@ class _Function:
                 self._last_use[read] = max(last, self._last_use.get(read, 0))
 
     def _placeholders(self) -> list[fx.Node]:
-        """Return the arguments that something reads; others are fixed, and left out."""
-        found = [node for node in self._nodes if node.op == "placeholder"]
-        return [node for node in found if node in self._last_use or not node.args]
+        """Return the arguments; those that are fixed and not in the example are left out."""
+        return [node for node in self._nodes if node.op == "placeholder"]
 
     def parameters(self) -> list[str]:
         """Return the names of the arguments."""
@@ -370,6 +376,10 @@ class _Function:
             self._names[node] = self._source.refer(str(node.target))
             return []
         args, kwargs = self._read(list(node.args)), self._read(dict(node.kwargs))
+        if node.target is check_argument:
+            said = f"{args[2]} must be {args[1]!r}, as in the example"
+            test = f"{_literal(args[0])} != {_literal(args[1])}"
+            return [f"if {test}:", f"{_STEP}raise ValueError({said!r})"]
         text = self._write_call(node, args, kwargs)
         if node not in self._last_use:
             return [text] * (node not in self._sizes)
@@ -419,6 +429,25 @@ class _Function:
 
     def _read(self, value: Any) -> Any:
         return thaw(map_arg(value, lambda node: _Text(self._names[node])))
+
+
+def _find_left_out(graph: fx.Graph, inputs: ExampleInputs) -> set[fx.Node]:
+    """Return the arguments that nothing reads and the example has not, where others are refused."""
+    found = [node for node in graph.nodes if node.op == "placeholder"]
+    return {
+        node
+        for place, node in enumerate(found)
+        if node.args
+        and place >= len(inputs.args)
+        and node.target not in inputs.kwargs
+        and all(user.target in CHECKS for user in node.users)
+    }
+
+
+def _is_asked(check: fx.Node, left_out: set[fx.Node]) -> bool:
+    """Return whether a check is one of sizes, or of an argument that is still there."""
+    asked, fixed = check.args[:2]
+    return check.target is check_argument and asked not in left_out and fixed != DEFAULT
 
 
 def _find_sizes(nodes: Sequence[fx.Node]) -> set[fx.Node]:

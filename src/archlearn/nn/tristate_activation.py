@@ -41,6 +41,11 @@ def gate_heads(x: Tensor, width: Tensor, dims: tuple[int, int]) -> Tensor:
     heads, within = (dim % x.dim() for dim in dims)
     shape = [1] * x.dim()
     shape[heads], shape[within] = x.shape[heads], x.shape[within]
+    if width.numel() != shape[heads] * shape[within]:
+        raise InputError(
+            f"heads and the batch lie in one dimension of {x.shape[heads]} in attention, which an "
+            "example of a single row cannot show; call add_gates with an example of two rows"
+        )
     table = width.to(x.dtype).view(x.shape[heads], x.shape[within])
     return x * (table if heads < within else table.T).reshape(shape)
 

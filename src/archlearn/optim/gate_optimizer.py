@@ -173,6 +173,10 @@ class GateOptimizer(torch.optim.Optimizer):
         self._weight_sum = self._sum_weights()
         self._remember()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return everything, for a copy made together with the model; torch keeps states alone."""
+        return {name: value for name, value in vars(self).items() if name != "step"}
+
     def _set_times(self, total_steps: int, every: int) -> None:
         """Settle at which steps gates decide, and look whether a cut pays."""
         window, self._total_steps = self.schedule, total_steps

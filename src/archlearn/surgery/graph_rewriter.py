@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -139,14 +140,9 @@ class Rewriter:
         """Let a tensor without channels (angles of positions) lose what those beside it lose."""
         if not self.cuts.touches(full):
             return
-        read = dict(zip(old.all_input_nodes, node.all_input_nodes, strict=False))
-        if len(old.all_input_nodes) != len(node.all_input_nodes):  # some are numbers by now
-            read = {before: self.nodes.get(before.name) for before in read}
-        for before, now in read.items():
+        for before, now in _inputs_of(old, node):
             labels = self.values[before.name]
             if not isinstance(labels, Labels) or bool((labels.ids != FIXED).any()):
-                continue
-            if now is None or now not in node.all_input_nodes:
                 continue
             for behind in range(-labels.ids.dim(), 0):
                 kept = self.cuts.kept_along(full, full.ids.dim() + behind)
@@ -240,21 +236,24 @@ class Rewriter:
         whole: dict[fx.Node, Tensor] = {}
         parts: dict[fx.Node, Any] = {}
         start = 0
-        for before, now in zip(old.all_input_nodes, node.all_input_nodes, strict=True):
+        same: dict[fx.Node, Tensor] = {}
+        for before, now in _inputs_of(old, node):
             labels = self.values[before.name]
             if isinstance(self.narrowed.get(now), _DeferredPermutation):
                 return None
-            if isinstance(labels, Labels):
+            if now in same:  # a sum whose branch is closed, and what it was added to
+                whole[before] = same[now]
+            elif isinstance(labels, Labels):
                 n = labels.ids.numel()
                 places = torch.arange(start, start + n, dtype=torch.float64).reshape(labels.shape)
-                whole[before], parts[now] = places, self.cuts.cut(labels, places)
+                whole[before] = same[now] = places
+                parts[now] = self.cuts.cut(labels, places)
                 start += n
         moved = _try(old, self.net, lambda n: whole.get(n, self.values[n.name]))
         found = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
         if rule_for(old, self.net) is reshape.pad:  # what is put in has no place before
             # By the labels the inputs had: one may stand for the sum of a closed branch by now.
-            pairs = zip(old.all_input_nodes, node.all_input_nodes, strict=True)
-            read = [(now, self.values[before.name]) for before, now in pairs]
+            read = [(now, self.values[before.name]) for before, now in _inputs_of(old, node)]
             parts = {n: self.cuts.reduce_all(v) for n, v in read if isinstance(v, Labels)}
             moved = full.ids
             found = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
@@ -264,7 +263,18 @@ class Rewriter:
         cut = [self.cuts.cut(x, y) for x, y in zip(labels_out, moved_out, strict=True)]
         expected = cut[0] if isinstance(full, Labels) else cut
         source = parts.get(node.all_input_nodes[0])
-        return Move(self.net, self.graph, node, self.narrowed, source, expected, found, full)
+        shape = getattr(self.values[old.all_input_nodes[0].name], "shape", torch.Size())
+        return Move(
+            self.net, self.graph, node, self.narrowed, source, expected, found, full, shape,
+            partial(self._find_kept, node),
+        )  # fmt: skip
+
+    def _find_kept(self, user: fx.Node, number: fx.Node) -> tuple[Any, Any]:
+        """Return a number as it was before anything was dropped, and its value then."""
+        for old in self.channel_graph.graphs[self.place].nodes:
+            if self.nodes.get(old.name) is number:
+                return self._keep_number(old, user), self.values[old.name]
+        return number, self.narrowed[number]
 
     def _find_run(self, old: fx.Node, node: fx.Node) -> tuple[fx.Node, Tensor] | None:
         """Return what a run of moves up to a call starts from, and the places it has moved."""
@@ -325,7 +335,7 @@ class Rewriter:
 
     def _bake_numbers(self, old: fx.Node, node: fx.Node) -> None:
         """A number, or a shape, that was read off a channel count keeps the value it had."""
-        for before, now in zip(old.all_input_nodes, node.all_input_nodes, strict=False):
+        for before, now in _inputs_of(old, node):
             was, is_now = self.values[before.name], self.narrowed.get(now)
             if _is_numbers(was) and was != is_now:
                 node.replace_input_with(now, self._keep_number(before, node))
@@ -357,9 +367,18 @@ class Rewriter:
                 "many channels there are; write it as a number, or mark its module in leaves=[...]"
             )
         args, kwargs = map_arg((old.args, old.kwargs), lambda n: self._keep_number(n, user))
+        if not any(isinstance(leaf, fx.Node) for leaf in leaves_of((args, kwargs))):
+            return was
         target: Any = old.target
         with user.graph.inserting_before(user):
             return user.graph.call_function(target, args, kwargs)
+
+
+def _inputs_of(old: fx.Node, node: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
+    """Return what a call read before beside what it reads now, numbers that were baked left out."""
+    one, two = leaves_of((old.args, old.kwargs)), leaves_of((node.args, node.kwargs))
+    pairs = dict.fromkeys(zip(one, two, strict=False))
+    return [(a, b) for a, b in pairs if isinstance(a, fx.Node) and isinstance(b, fx.Node)]
 
 
 def _cannot_narrow(node: fx.Node) -> str:

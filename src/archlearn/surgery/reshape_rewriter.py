@@ -115,6 +115,8 @@ class Move:
         expected: The places that the call should return.
         found: The places that it returns as it stands, or None if it does not run.
         full: The labels that it returned before anything was dropped.
+        shape: The shape that its input had then.
+        kept: Gives a number of the graph as it was before anything was dropped, and its value then.
     """
 
     net: nn.Module
@@ -125,6 +127,8 @@ class Move:
     expected: Any
     found: Any
     full: Any
+    shape: torch.Size
+    kept: Callable[[fx.Node], tuple[Any, Any]]
 
 
 def rewrite_move(move: Move) -> fx.Node | None:
@@ -149,7 +153,8 @@ def _guard_tail(move: Move, sizes: list[Any]) -> None:
     """Refuse images of other sizes where `view(-1, 800)` would take pieces of channels."""
     if -1 not in sizes or not all(isinstance(size, int) for size in sizes):
         return
-    shape, block = move.source.shape, -math.prod(sizes)
+    # As it was: of a single channel that is left nothing would show that it is part of a block.
+    shape, block = move.shape, math.prod(move.full.shape) // move.full.shape[sizes.index(-1)]
     fitting = [n for n in range(1, len(shape) + 1) if math.prod(shape[-n:]) == block]
     if not fitting or fitting[0] == 1:
         return
@@ -157,7 +162,7 @@ def _guard_tail(move: Move, sizes: list[Any]) -> None:
     whole = move.graph.call_function(getattr, (move.node.all_input_nodes[0], "shape"))
     found = move.graph.call_function(operator.getitem, (whole, tail))
     what = f"the shape at {source_of(move.node) or move.node.name}"
-    move.graph.call_function(check_argument, (found, tuple(shape[tail]), what))
+    move.graph.call_function(check_argument, (found, tuple(move.source.shape[tail]), what))
 
 
 def _unflatten(move: Move) -> fx.Node | None:
@@ -172,8 +177,10 @@ def _unflatten(move: Move) -> fx.Node | None:
         return None
     start = dim % move.source.dim()
     n = move.expected.dim() - move.source.dim() + 1
-    sizes = tuple(move.expected.shape[start : start + n])
-    return move.graph.call_method("unflatten", (move.node.all_input_nodes[0], dim, sizes))
+    shape = list(move.expected.shape[start : start + n])
+    given: Any = move.node.kwargs.get("sizes", [*move.node.args, (), ()][2])
+    sizes = _fit(move, list(given) or shape, shape)
+    return move.graph.call_method("unflatten", (move.node.all_input_nodes[0], dim, tuple(sizes)))
 
 
 def _expand(move: Move) -> fx.Node | None:
@@ -207,7 +214,9 @@ def _is_sizes(move: Move) -> bool:
 
 def _sizes(move: Move, infer: bool = True) -> list[Any]:
     """Return sizes as literals, except where the call got them from the input itself."""
-    given = list(move.node.args[1:])
+    given = list(move.node.args[1:]) or [
+        move.node.kwargs[name] for name in ("shape", "size") if name in move.node.kwargs
+    ]
     if len(given) == 1:
         given = _each_size(move, given[0])
     shape = list(move.expected.shape)
@@ -216,15 +225,31 @@ def _sizes(move: Move, infer: bool = True) -> list[Any]:
         unchanged = move.full.shape[0] == shape[0]
         if infer and unchanged:
             given[0] = -1
+    return _fit(move, given, shape, infer)
+
+
+def _fit(move: Move, given: list[Any], shape: list[int], infer: bool = True) -> list[Any]:
+    """Return the sizes that a call was given as they are for a narrowed shape."""
     sizes = [
         value if value == -1 or _value(move, value) == size else size
         for value, size in zip(given, shape, strict=True)
     ]
-    # A number that was computed, of channels and image sizes perhaps, must not become a literal.
     lost = [i for i, value in enumerate(given) if isinstance(value, fx.Node) and sizes[i] != value]
     if infer and len(lost) == 1 and -1 not in sizes:
         sizes[lost[0]] = -1
+    else:
+        for i in lost:
+            sizes[i] = _scale(move, given[i], shape[i])
     return sizes
+
+
+def _scale(move: Move, number: fx.Node, size: int) -> Any:
+    """Return a size that was computed, of heads and of the batch perhaps: no literal, then."""
+    kept, was = move.kept(number)
+    if not isinstance(kept, fx.Node):
+        return size
+    times = move.graph.call_function(operator.mul, (kept, size))
+    return move.graph.call_function(operator.floordiv, (times, was))
 
 
 def _each_size(move: Move, sizes: Any) -> list[Any]:
@@ -288,21 +313,24 @@ def _slice(move: Move) -> fx.Node | None:
     if not isinstance(move.full, Labels):
         return None
     index = move.node.args[1]
-    given = list(index) if isinstance(index, tuple | list) else [index]
-    if any(not isinstance(part, slice) for part in given if part is not ...):
+    shortened = list(index) if isinstance(index, tuple | list) else [index]
+    if any(
+        part is not None and not isinstance(part, slice) for part in shortened if part is not ...
+    ):
         return None
-    shortened = given
-    given = _without_ellipsis(given, source.dim())
-    for dim, part in enumerate(given):
-        for start in range(source.shape[dim] + 1):
-            stop = start + move.expected.shape[dim]
-            trial = [*given[:dim], slice(start, stop), *given[dim + 1 :]]
-            if stop <= source.shape[dim] and isinstance(part, slice):
-                found = source[tuple(_plain(move, each) for each in trial)]
-                if found.shape == move.expected.shape and torch.equal(found, move.expected):
-                    first = move.node.all_input_nodes[0]
-                    made = tuple(_with_ellipsis(trial, shortened, dim))
-                    return move.graph.call_function(operator.getitem, (first, made))
+    given = _without_ellipsis(shortened, source.dim())
+    for place, part in enumerate(given):
+        if part is None:
+            continue
+        size = source.shape[place - given[:place].count(None)]
+        for start in range(size - move.expected.shape[place] + 1):
+            wanted = slice(start, start + move.expected.shape[place])
+            trial = [*given[:place], wanted, *given[place + 1 :]]
+            found = source[tuple(_plain(move, each) for each in trial)]
+            if found.shape == move.expected.shape and torch.equal(found, move.expected):
+                first = move.node.all_input_nodes[0]
+                made = tuple(_with_ellipsis(trial, shortened, place))
+                return move.graph.call_function(operator.getitem, (first, made))
     return None
 
 
@@ -320,12 +348,14 @@ def _with_ellipsis(trial: list[Any], given: list[Any], dim: int) -> list[Any]:
 def _without_ellipsis(given: list[Any], n_dims: int) -> list[Any]:
     if ... in given:
         place = given.index(...)
-        fill = [slice(None)] * (n_dims - len(given) + 1)
+        fill = [slice(None)] * (n_dims - len(given) + given.count(None) + 1)
         return [*given[:place], *fill, *given[place + 1 :]]
-    return given + [slice(None)] * (n_dims - len(given))
+    return given + [slice(None)] * (n_dims - len(given) + given.count(None))
 
 
-def _plain(move: Move, part: slice) -> slice:
+def _plain(move: Move, part: slice | None) -> slice | None:
+    if part is None:
+        return None
     return slice(*(_value(move, value) for value in (part.start, part.stop, part.step)))
 
 

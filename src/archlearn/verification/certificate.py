@@ -1,8 +1,8 @@
 """`certify`: compare two models on the example and random inputs like it, in double precision."""
 
+import logging
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from archlearn.tracing.trace_context import without_autocast
 from archlearn.verification.precision import exchanging, holding, to_float64
 
 N_RANDOM = 3
+_log = logging.getLogger(__name__)
 # Three random inputs of so many numbers cost next to nothing; larger ones are weighed.
 _SMALL = 2**14
 
@@ -31,19 +32,21 @@ _SMALL = 2**14
 class SampleInput:
     """Arguments for one call of both models; the examples among them count as one input.
 
-    It has `n_rows` where rows of the example were left out.
+    It has `n_rows` where rows of the example were left out. What is drawn alone may be no input at
+    all, such as offsets that do not rise.
     """
 
     inputs: ExampleInputs
     n_inputs: int
     n_rows: int | None = None
+    is_drawn: bool = False
 
 
 def plain_samples(inputs: ExampleInputs) -> list[SampleInput]:
     """Return the example inputs, and random ones of the same shapes."""
     n = N_RANDOM if N_RANDOM * _size(inputs) <= _SMALL else 1
     drawn = [draw_like(inputs, seed) for seed in range(n)]
-    return [SampleInput(trial, 1) for trial in (inputs, *drawn)]
+    return [SampleInput(inputs, 1), *(SampleInput(trial, 1, is_drawn=True) for trial in drawn)]
 
 
 def joined_sample(inputs: ExampleInputs, most_rows: int | None = None) -> SampleInput | None:
@@ -129,8 +132,24 @@ def _relative(a: Tensor, b: Tensor) -> float:
     gap = float(torch.where(same, torch.zeros_like(a), a - b).abs().max())
     if not math.isfinite(gap):
         return float("inf")
-    size = float(torch.where(a.isfinite(), a, torch.zeros_like(a)).abs().max())
-    return gap / max(size, torch.finfo(a.dtype).tiny)
+    return gap / max(_largest(a, same), torch.finfo(a.dtype).tiny)
+
+
+def _largest(a: Tensor, same: Tensor) -> float:
+    """Return the largest number that is no constant.
+
+    In double precision what masks put into both outputs, the same number in several places, is no
+    measure for the rest.
+    """
+    sizes, same = a.abs()[a.isfinite()], same[a.isfinite()]
+    for _ in range(_MASKS if a.dtype is torch.float64 else 0):
+        is_top = sizes == sizes.max() if len(sizes) else same
+        is_mask = is_top.sum() > 1 and same[is_top].all() and sizes[~is_top].any()
+        sizes, same = (sizes[~is_top], same[~is_top]) if is_mask else (sizes, same)
+    return float(sizes.max()) if len(sizes) else 0.0
+
+
+_MASKS = 4
 
 
 # The largest relative difference that rounding alone explains, by the precision compared in.
@@ -250,7 +269,7 @@ class Comparison:
         """Compare the models in evaluation mode, in their own precision and in float64.
 
         The first rows of the example and random ones are tried in one batch. Should the models not
-        take that, or differ there, inputs of the example's own shapes decide.
+        take that, or round otherwise there, inputs of the example's own shapes decide.
         """
         dtype = _dtype(self.models[0])
         allowed = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
@@ -264,40 +283,64 @@ class Comparison:
         with evaluating(*self.models):
             first, second = self.models
             doubles = {**to_float64(first), **to_float64(second, self.doubles), **self.doubles}
-            own, wide, n_inputs = math.inf, math.inf, 0
-            with suppress(Exception):
+            own, wide, n_inputs = math.inf, 0.0, 0
+            refused: CertificateError | None = None
+            try:
                 most_rows = _ROWS if self.is_derived else None  # who asks for certify means all
                 joined = joined_sample(self.inputs, most_rows)
                 if joined is not None:
                     own, wide, n_inputs = self._measure([joined], doubles, allowed)
+            except CertificateError as error:
+                refused = error
+            except Exception:
+                _log.debug("the models do not take the example and random rows in one batch")
             if not (own <= limits[0] and wide <= limits[1]):
                 samples = plain_samples(self.inputs)
-                own, wide, n_inputs = self._measure(samples, doubles, allowed)
+                own, alone, n_inputs = self._measure(samples, doubles, allowed)
+                wide = max(wide, alone)
+            if refused is not None:
+                raise refused
         name = str(dtype).removeprefix("torch.")
         if not (own <= limits[0] and wide <= limits[1]):
             raise CertificateError(
                 f"the two models differ by {wide:.2e} in float64 (allowed {limits[1]:.0e}) and by "
                 f"{own:.2e} in {name} (allowed {allowed:.0e}), relative to their outputs; they do "
-                "not compute the same function: keep the first, and "
-                f"{advise_on_difference(self.models[0])}"
+                f"not compute the same function: keep the first, and {self._advise()}"
             )
         return Certificate(own, wide, name, n_inputs, *limits)
+
+    def _advise(self) -> str:
+        """Return what to do where the models differ."""
+        with evaluating(self.models[0]):
+            if _draws(self.models[0], self.inputs):
+                return (
+                    "let it draw no random numbers in evaluation mode (dropout that is always on "
+                    "draws others over fewer channels), or compact it with certified=False"
+                )
+        return advise_on_difference(self.models[0])
 
     def _measure(
         self, samples: list[SampleInput], doubles: Doubles, allowed: float
     ) -> tuple[float, float, int]:
         """Return the largest differences in own and in double precision, and how many inputs."""
-        gaps = [self._measure_one(sample, doubles, allowed) for sample in samples]
+        measured = [(self._measure_one(each, doubles, allowed), each.n_inputs) for each in samples]
+        gaps, counts = zip(*((gap, n) for gap, n in measured if gap is not None), strict=True)
         own, wide = (max(gap) for gap in zip(*gaps, strict=True))
-        return own, wide, sum(sample.n_inputs for sample in samples)
+        return own, wide, sum(counts)
 
     def _measure_one(
         self, trial: SampleInput, doubles: Doubles, allowed: float
-    ) -> tuple[float, float]:
+    ) -> tuple[float, float] | None:
+        """Return both differences, or None if what was drawn is no input of the first model."""
         single = trial.inputs.to(_dtype(self.models[0]), floating_only=True)
         with exchanging(doubles):
             double = trial.inputs.to(torch.float64, floating_only=True)
-            wide_outputs = self._run(0, double)
+            try:
+                wide_outputs = self._run(0, double)
+            except Exception as error:
+                if trial.is_drawn and not isinstance(error, CertificateError):
+                    return None
+                raise
             # There must be a result for each row, and no mean of rows that are not there.
             rows = trial.n_rows and (trial.n_rows,)
             if rows and not all(x.shape[:1] == rows and x.isfinite().all() for x in wide_outputs):
