@@ -78,7 +78,7 @@ benchmark: $(STAMP) ## Run the benchmarks that need no GPU and print their table
 	$(BIN)/python -m benchmarks.torchvision_models
 
 # Without their dependencies, so that none of them can replace torch.
-zoo: $(STAMP) ## Compact 320 real models of other packages (hours): results/zoo.md, docs/support.md
+zoo: $(STAMP) ## Compact 332 real models of other packages (hours): results/zoo.md, docs/support.md
 	$(PIP) install --quiet --no-deps -r benchmarks/zoo/requirements.txt
 	$(BIN)/python -m benchmarks.zoo --sides archlearn torch-pruning "torch-pruning heads" --jobs $(WORKERS) --out results/zoo.jsonl --matrix docs/support.md
 
