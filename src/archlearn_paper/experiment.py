@@ -214,7 +214,7 @@ class Origin:
 
     def make_network(self) -> nn.Module:
         """Return the network."""
-        return self.make(*([] if self.parent is None else [self.parent.load_model()]))
+        return self.make(self.parent.load_model()) if self.parent else self.make()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
