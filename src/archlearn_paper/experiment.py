@@ -178,37 +178,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return parse_numbers(text, "--seeds", "with commas, as 0,1,2,3,4")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """One run of an experiment.
-
-    Attributes:
-        network: A plain network to start from, instead of a fresh `settings.model`.
-        after_epoch: Called with the model and the epochs done, between two epochs; it may
-            change tensors in place. To read them makes the runs beside it wait, so it is for
-            once in a run.
-        finish_compact: Whether the network becomes compact as soon as gates stand still, and is
-            trained in that form to the end. The momentum of its weights starts anew there.
-        is_trained: Whether anything is learnt; else the network is measured as it is, and settings
-            say the data and the seed.
-        measured: What its row is to hold besides.
-    """
-
-    row: str
-    settings: RunSettings
-    network: nn.Module | None = None
-    is_trained: bool = True
-    after_epoch: Callable[[nn.Module, int], None] | None = None
-    finish_compact: bool = False
-    measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
 class MissingModelError(Exception):
-    """The model of a finished run is needed and not there any more."""
-
-    def __init__(self, asked: str) -> None:
-        super().__init__(asked)
-        self.asked = asked
+    """Models are needed that are not there any more: those of the runs whose keys are `args`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,6 +194,54 @@ class FinishedRun:
         if not self.path.is_file():
             raise MissingModelError(self.row.asked)
         return load(self.path)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Origin:
+    """Where the network comes from that a run starts from; runs may share one.
+
+    Attributes:
+        how: In what way, in short: with the key of the parent it is part of the run's own key.
+        make: Makes it, of the parent's compact model if there is a parent.
+        parent: The finished run that it is made of.
+        in_worker: Whether another process may make it. A penalty is not saved with its network.
+    """
+
+    how: str
+    make: Callable[..., nn.Module]
+    parent: FinishedRun | None = None
+    in_worker: bool = False
+
+    def make_network(self) -> nn.Module:
+        """Return the network."""
+        return self.make(self.parent.load_model()) if self.parent else self.make()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One run of an experiment.
+
+    Attributes:
+        origin: Where a network comes from that it starts from, instead of a fresh `settings.model`.
+        network: That network, once it is made.
+        after_epoch: Called with the model and the epochs done, between two epochs; it may
+            change tensors in place. To read them makes the runs beside it wait, so it is for
+            once in a run.
+        finish_compact: Whether the network becomes compact as soon as gates stand still, and is
+            trained in that form to the end. The momentum of its weights starts anew there.
+        is_trained: Whether anything is learnt; else the network is measured as it is, and settings
+            say the data and the seed.
+        measured: What its row is to hold besides.
+    """
+
+    row: str
+    settings: RunSettings
+    origin: Origin | None = None
+    network: nn.Module | None = None
+    is_trained: bool = True
+    after_epoch: Callable[[nn.Module, int], None] | None = None
+    finish_compact: bool = False
+    measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,12 @@ _FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """All that is known of an experiment: `derived` numbers are there once all runs are."""
+    """All that is known of an experiment.
+
+    Attributes:
+        out_of_reach: Keys of the runs that are left out: no network of theirs meets the budget.
+        derived: Numbers that are there once all runs are.
+    """
 
     experiment: str
     command: str
@@ -30,6 +35,7 @@ class Results:
     scale: Mapping[str, Any]
     rows: Sequence[Row]
     seconds: float = 0.0
+    out_of_reach: Sequence[str] = ()
     derived: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -117,7 +123,8 @@ def write_results(folder: Path, results: Results) -> None:
     """
     path = results_path(folder, results.experiment, unfinished=not results.complete)
     names = [item.name for item in fields(results) if item.name != "rows"]
-    table = {"format": _FORMAT} | {name: getattr(results, name) for name in names}
+    found = {name: getattr(results, name) for name in names}
+    table = {"format": _FORMAT} | {n: found[n] for n in found if n != "out_of_reach" or found[n]}
     # One line for each entry and for each row, so that changes can be seen.
     lines = [f"{json.dumps(name)}: {_dump(value)}" for name, value in table.items()]
     rows = ",\n".join(_dump(row.to_json()) for row in results.rows)

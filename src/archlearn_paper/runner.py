@@ -30,6 +30,7 @@ from archlearn_paper.experiment import (
     Scale,
     Stage,
 )
+from archlearn_paper.initial_networks import start_runs
 from archlearn_paper.parallel_runs import SIDE_BY_SIDE, train_side_by_side
 from archlearn_paper.results import (
     Results,
@@ -46,10 +47,10 @@ _ADDED_LATER = {"normalise": "data", "multiple_of": 1}
 
 
 def run_key(work: Run) -> str:
-    """Return a text that is the same for the same row, settings and network, and no others.
+    """Return a text that is the same for the same row, settings and origin, and no others.
 
-    What is done after an epoch counts by its `repr`. Where and how fast the arithmetic is done
-    does not count.
+    What is done after an epoch counts by its `repr`, the network that a run starts from by where it
+    comes from. Where and how fast the arithmetic is done does not count, nor does the code.
     """
     settings = to_table(work.settings)
     settings.pop("hardware", None)
@@ -61,12 +62,11 @@ def run_key(work: Run) -> str:
     asked: list[Any] = [work.row, settings]
     if work.is_trained:
         asked += [repr(work.after_epoch), work.finish_compact]
-    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
-    tensors = {} if work.network is None else work.network.state_dict()
-    for name, tensor in tensors.items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return f"{'trained' if work.is_trained else 'measured'}-{digest.hexdigest()[:_LENGTH]}"
+    if work.origin is not None:
+        parent = work.origin.parent
+        asked += [work.origin.how, parent and parent.row.asked]
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    return f"{'trained' if work.is_trained else 'measured'}-{digest[:_LENGTH]}"
 
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -172,8 +172,9 @@ def run_stages(request: RunRequest, callback: ProgressLines) -> Results | None:
     """Make all runs that are missing and return the results, which are on the disk by then.
 
     Every finished run is written down at once, so that an interrupted experiment goes on where
-    it was. A run whose settings have changed since is made again. None is returned where the time
-    was up before all runs were there, or some of them were not to be made.
+    it was, from the results alone: a model is needed only where a missing run starts from it, and
+    made again if it is gone. A run whose settings have changed since is made again. None is
+    returned where the time was up before all runs were there, or some of them were not to be made.
     """
     check_earlier(request)
     if request.scale.data == "mnist" and load_examples("mnist").name != "mnist":
@@ -201,28 +202,29 @@ class _StageRunner:
         self._known = _read_known(request)
         self._commit = find_commit()
         self._done: list[FinishedRun] = []
-        self._without_model: list[dict[str, Run]] = []
+        self._lost: set[str] = set()
         name = request.experiment.name
-        before = read_results(request.folder, name, unfinished=True)
-        self._unfinished = {row.asked: row for row in (before.rows if before else ())}
+        files = [read_results(request.folder, name, unfinished=each) for each in (False, True)]
+        self._out_of_reach = {key for file in files if file for key in file.out_of_reach}
+        self._unfinished = {row.asked: row for row in (files[1].rows if files[1] else ())}
         settings = HardwareSettings()
         # Asked once: it takes longer than writing results does.
         self._hardware = describe_hardware(start_fabric(settings), settings.precision)
 
     def run(self) -> Results | None:
         """Carry out all stages; None if some runs are left for another time."""
-        experiment = self._request.experiment
-        for stage in experiment.stages:
-            n_before = len(self._done)
-            whole = None
-            while whole is None:
-                try:
-                    whole = self._carry_out(stage)
-                except MissingModelError as error:
-                    del self._done[n_before:]
-                    whole = None if self._make_again(error.asked) else False
-            if not whole:
-                return None
+        experiment, whole = self._request.experiment, None
+        while whole is None:
+            self._done = []
+            try:
+                whole = all(self._carry_out(stage) for stage in experiment.stages)
+            except MissingModelError as error:
+                # From the first stage on: what a lost model was made of may be lost, too.
+                self._lost.update(error.args)
+                for key in error.args:
+                    del self._known[key]
+        if not whole:
+            return None
         derived = experiment.derive([done.row for done in self._done])
         results = replace(self._results([done.row for done in self._done]), derived=derived)
         folder = self._request.folder
@@ -232,31 +234,34 @@ class _StageRunner:
 
     def _carry_out(self, stage: Stage) -> bool:
         """Make the runs of a stage that are missing; return whether all of them are there."""
-        works = {run_key(work): work for work in stage(self._request.scale, self._done)}
-        missing = [work for key, work in works.items() if key not in self._known]
+        asked = {run_key(work): work for work in stage(self._request.scale, self._done)}
+        works = {key: work for key, work in asked.items() if key not in self._out_of_reach}
+        missing = {key: work for key, work in works.items() if key not in self._known}
         patterns = self._request.rows
-        wanted = [work for work in missing if any(fnmatchcase(work.row, p) for p in patterns)]
-        known = {key: self._known[key].path for key in works if key in self._known}
-        self._without_model.append({k: works[k] for k in known if not known[k].is_file()})
+        wanted = [
+            work
+            for key, work in missing.items()
+            if key in self._lost or any(fnmatchcase(work.row, pattern) for pattern in patterns)
+        ]
         self._callback.began(len(wanted), len(works) - len(missing))
         if not self._make(wanted) or len(wanted) < len(missing):
             return False
-        for key in works:
+        lost: list[str] = []
+        for done in [self._known[key] for key in works if key not in self._out_of_reach]:
             if time.monotonic() > self._request.until:
                 return False
-            self._done.append(self._measure(self._known[key]))
+            try:
+                self._done.append(self._measure(done))
+            except MissingModelError as error:
+                lost += error.args
+        if lost:
+            raise MissingModelError(*lost)
         return True
 
-    def _make_again(self, asked: str) -> bool:
-        """Make runs again whose models are lost: one that is needed, and those of its stage."""
-        (lost,) = [works for works in self._without_model if asked in works][-1:]
-        if not self._make(list(lost.values())):
-            return False
-        self._done = [self._known[done.row.asked] for done in self._done]
-        return True
-
-    def _make(self, works: Sequence[Run]) -> bool:
+    def _make(self, asked: Sequence[Run]) -> bool:
         """Make runs, and return whether there was time for all of them."""
+        works = start_runs(asked)
+        self._out_of_reach |= {run_key(w) for w in asked} - {run_key(w) for w in works}
         for work in works:
             if work.network is not None and not work.is_trained:
                 self._record(evaluate_run(work), work, work.network)
@@ -287,8 +292,10 @@ class _StageRunner:
             history=row.history if experiment.keeps_history else (),
             measured=work.measured,
         )
-        self._write_down(FinishedRun(row=row, path=path))
+        done = FinishedRun(row=row, path=path)
+        self._write_down(done)
         self._callback.finished(row)
+        self._measure(done)
 
     def _write_down(self, done: FinishedRun) -> None:
         self._known[done.row.asked] = done
@@ -318,6 +325,7 @@ class _StageRunner:
             scale=asdict(request.scale),
             rows=rows,
             seconds=round(sum(seconds for seconds, _ in times), 1),
+            out_of_reach=sorted(self._out_of_reach),
         )
 
 

@@ -1,5 +1,6 @@
 """Every finished run is kept; what was asked before is not run again, what has changed is."""
 
+import copy
 import json
 import re
 import time
@@ -14,6 +15,7 @@ from torch import nn
 from archlearn import DataError, RunInterruptedError, SettingsError
 from archlearn.data.standard_datasets import load_digits
 from archlearn.training import GateSettings, HardwareSettings, RunSettings
+from archlearn_paper.baselines.budget import BudgetError
 from archlearn_paper.commands import PageOptions, request_comparison
 from archlearn_paper.comparison import choose_setup, find_methods
 from archlearn_paper.experiment import (
@@ -21,6 +23,7 @@ from archlearn_paper.experiment import (
     QUICK,
     Experiment,
     FinishedRun,
+    Origin,
     Row,
     Run,
     Scale,
@@ -77,12 +80,20 @@ def train_plainly(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
 def go_on(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     works: list[Run] = []
     for finished in done:
-        network, seed = finished.load_model(), finished.row.seed
-        works.append(
-            Run(row="again", settings=settings(scale, seed), network=network, is_trained=False)
-        )
-        works.append(Run(row="longer", settings=settings(scale, seed), network=network))
+        origin = Origin(how="as it is", make=copy.deepcopy, parent=finished)
+        asked = settings(scale, finished.row.seed)
+        works.append(Run(row="again", settings=asked, origin=origin, is_trained=False))
+        works.append(Run(row="longer", settings=asked, origin=origin))
     return works
+
+
+def go_on_further(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
+    return [
+        Run(row=f"further {row.seed}", settings=settings(scale, row.seed), origin=origin)
+        for finished in done
+        if (row := finished.row).row == "longer"
+        for origin in [Origin(how="as it is", make=copy.deepcopy, parent=finished)]
+    ]
 
 
 def by_the_rows_alone(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
@@ -220,6 +231,11 @@ def test_another_seed_is_added_and_other_settings_are_run_again(tmp_path: Path) 
     ]  # fmt: skip
 
 
+def delete_models(folder: Path, pattern: str = "*") -> None:
+    for path in (folder / "models" / "trial").glob(pattern):
+        path.unlink()
+
+
 def test_what_is_done_after_an_epoch_counts_as_asked_for() -> None:
     run = Run(row="a", settings=settings(SCALE, 0))
     held = [Holder(given=Given(widths={"1": n}), first=0, last=1) for n in (3, 3, 4)]
@@ -227,8 +243,20 @@ def test_what_is_done_after_an_epoch_counts_as_asked_for() -> None:
     assert keys[0] == keys[1] != keys[2]
     assert run_key(run) not in keys
     assert run_key(run) != run_key(replace(run, finish_compact=True))
-    network = nn.Linear(2, 2)
-    assert run_key(replace(run, network=network)) != run_key(run)
+
+
+def test_a_network_counts_by_the_run_that_it_comes_from_and_how() -> None:
+    run = Run(row="a", settings=settings(SCALE, 0))
+    parents = [FinishedRun(row=make_row("p", asked=key), path=Path("none")) for key in "xyx"]
+    origins = [
+        Origin(how="thinner", make=copy.deepcopy),
+        Origin(how="other", make=copy.deepcopy),
+        *(Origin(how="thinner", make=copy.deepcopy, parent=parent) for parent in parents),
+    ]
+    keys = [run_key(run), *(run_key(replace(run, origin=origin)) for origin in origins)]
+    assert keys[3] == keys[5]
+    assert len(set(keys)) == 5
+    assert run_key(replace(run, network=nn.Linear(2, 2))) == run_key(run)
 
 
 def test_where_a_run_is_computed_does_not_count_as_asked_for() -> None:
@@ -238,19 +266,71 @@ def test_where_a_run_is_computed_does_not_count_as_asked_for() -> None:
     assert run_key(run) != run_key(replace(run, settings=settings(SCALE, 1)))
 
 
-def test_a_lost_model_is_learnt_again_if_it_is_needed(tmp_path: Path) -> None:
+def test_finished_runs_need_no_models(tmp_path: Path) -> None:
     carry_out(tmp_path)
-    for name in ("longer.seed0", "plain.seed1"):
-        (lost,) = (tmp_path / "models" / "trial").glob(f"{name}*")
-        lost.unlink()
-    assert carry_out(tmp_path) == ["plain 1"]
+    delete_models(tmp_path)
+    assert carry_out(tmp_path) == []
+    more = replace(SCALE, seeds=(0, 1, 2))
+    assert carry_out(tmp_path, scale=more) == ["plain 2", "again 2", "longer 2"]
+
+
+def test_a_lost_model_is_learnt_again_if_a_missing_run_starts_from_it(tmp_path: Path) -> None:
+    carry_out(tmp_path, replace(EXPERIMENT, stages=(train_plainly,)))
+    delete_models(tmp_path, "plain.seed1*")
+    assert carry_out(tmp_path) == ["plain 1", *ALL[2:]]
+
+
+def test_what_a_lost_model_starts_from_is_learnt_again_too(tmp_path: Path) -> None:
+    carry_out(tmp_path)
+    delete_models(tmp_path, "longer.seed0*")
+    delete_models(tmp_path, "plain*")
+    whole = replace(EXPERIMENT, stages=(train_plainly, go_on, go_on_further))
+    further = ["further 0 0", "further 1 1"]
+    order = RunRequest(
+        experiment=whole, scale=SCALE, folder=tmp_path, command="trial", rows=("further*",)
+    )
+    notebook = Notebook()
+    assert run_stages(order, notebook) is not None
+    assert notebook.made == ["plain 0", "longer 0", *further]
+    assert carry_out(tmp_path, whole) == []
+
+
+def test_a_run_that_is_made_again_is_measured_again(tmp_path: Path) -> None:
+    def measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
+        return {"n": len(list(done.load_model().parameters()))}
+
+    measuring = replace(EXPERIMENT, measure=measure)
+    carry_out(tmp_path, replace(measuring, stages=(train_plainly,)))
+    delete_models(tmp_path)
+    assert carry_out(tmp_path, measuring) == ALL
+    results = read_results(tmp_path, "trial")
+    assert results is not None
+    assert [row.measured for row in results.rows] == [{"n": 4}] * 6
+
+
+def test_a_run_that_cannot_meet_its_budget_is_left_out_for_good(tmp_path: Path) -> None:
+    tried: list[int] = []
+
+    def refuse(model: nn.Module) -> nn.Module:
+        tried.append(1)
+        raise BudgetError("too small")
+
+    def thin(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
+        (finished,) = [done for done in done if done.row.seed == 0]
+        origin = Origin(how="thin", make=refuse, parent=finished)
+        return [Run(row="thin", settings=settings(scale, 0), origin=origin)]
+
+    experiment = replace(EXPERIMENT, stages=(train_plainly, thin, by_the_rows_alone))
+    assert carry_out(tmp_path, experiment) == ["plain 0", "plain 1", "next 10", "next 11"]
+    delete_models(tmp_path)
+    assert carry_out(tmp_path, experiment) == []
+    assert tried == [1]
 
 
 def test_models_that_nobody_needs_may_be_lost(tmp_path: Path) -> None:
     experiment = replace(EXPERIMENT, stages=(train_plainly, by_the_rows_alone))
     carry_out(tmp_path, experiment)
-    for path in (tmp_path / "models" / "trial").iterdir():
-        path.unlink()
+    delete_models(tmp_path)
     assert carry_out(tmp_path, experiment) == []
 
     def measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
@@ -327,6 +407,29 @@ def test_what_was_measured_is_kept_when_the_time_is_up(tmp_path: Path) -> None:
         carry_out(tmp_path, measuring)
     assert carry_out(tmp_path, measuring) == []
     assert seen == [0, 1, 1]
+
+
+def test_a_run_is_measured_before_the_next_is_done(tmp_path: Path) -> None:
+    class Tired(Notebook):
+        def finished(self, row: Row) -> None:
+            super().finished(row)
+            if len(self.made) == 2:
+                raise KeyboardInterrupt
+
+    def measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
+        return {"seed": done.row.seed}
+
+    order = RunRequest(
+        experiment=replace(EXPERIMENT, measure=measure),
+        scale=SCALE,
+        folder=tmp_path,
+        command="trial",
+    )
+    with pytest.raises(RunInterruptedError):
+        run_stages(order, Tired())
+    results = read_results(tmp_path, "trial", unfinished=True)
+    assert results is not None
+    assert [row.measured for row in results.rows] == [{"seed": 0}, {}]
 
 
 def test_runs_of_several_folders_are_joined(tmp_path: Path) -> None:

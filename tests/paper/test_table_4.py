@@ -12,7 +12,7 @@ from PIL import Image
 import archlearn as al
 from archlearn import SettingsError
 from archlearn.models.caffenet import CaffeNet
-from archlearn_paper.experiment import FULL, QUICK, Check, Row
+from archlearn_paper.experiment import FULL, QUICK, Check, Origin, Row
 from archlearn_paper.experiments import find_experiment, table_4
 from archlearn_paper.experiments.table_4 import SHARES, CaseStudy, RelaxDropout
 from archlearn_paper.results import Results, model_path
@@ -123,7 +123,7 @@ def test_tables_state_the_paper_beside_ours() -> None:
 
 def test_learnt_widths_of_the_full_version_are_multiples_of_eight_in_each_group() -> None:
     scale = replace(FULL, data="tiny-imagenet:none")
-    run = table_4._learn(scale, 0, torch.nn.Identity(), "AL-all")
+    run = table_4._learn(scale, 0, Origin(how="", make=torch.nn.Identity), "AL-all")
     assert run.settings.gates.multiple_of == 16
 
 

@@ -136,8 +136,8 @@ def check_setup(setup: ComparisonSetup) -> None:
             )
 
 
-Reduce = Callable[[ComparisonSetup, nn.Module, int], nn.Module]
-"""Makes a network smaller: from a setup, the network and a budget."""
+Reduce = Callable[[ComparisonSetup, int, nn.Module], nn.Module]
+"""Makes a network smaller: from a setup, a budget and the network."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,14 +214,14 @@ def _add_group_penalty(setup: ComparisonSetup, seed: int, strength: float) -> nn
     return learn_sparse_groups(setup.fresh_network(seed), setup.example(), strength)
 
 
-def _by_gradients(setup: ComparisonSetup, model: nn.Module, budget: int) -> nn.Module:
+def _by_gradients(setup: ComparisonSetup, budget: int, model: nn.Module) -> nn.Module:
     return prune_by_taylor(model, setup.example(), budget, setup.losses)
 
 
 def _by_weights(
     setup: ComparisonSetup,
-    model: nn.Module,
     budget: int,
+    model: nn.Module,
     *,
     reduce: Callable[[nn.Module, Tensor, int], nn.Module],
 ) -> nn.Module:
@@ -229,7 +229,7 @@ def _by_weights(
 
 
 def _by_factors(
-    setup: ComparisonSetup, model: nn.Module, budget: int, *, penalty: Penalty
+    setup: ComparisonSetup, budget: int, model: nn.Module, *, penalty: Penalty
 ) -> nn.Module:
     return reduce_by_diagonals(_restore_factors(setup, model, penalty), setup.example(), budget)
 
@@ -246,7 +246,7 @@ def count_l0_left(setup: ComparisonSetup, model: nn.Module) -> int:
     return count_left(_restore_factors(setup, model, "l0"), setup.example())
 
 
-def _by_groups(setup: ComparisonSetup, model: nn.Module, budget: int) -> nn.Module:
+def _by_groups(setup: ComparisonSetup, budget: int, model: nn.Module) -> nn.Module:
     network = setup.fresh_network(0)
     numbers = model.state_dict()
     network.load_state_dict({n.removeprefix("network."): numbers[n] for n in numbers})
@@ -254,16 +254,20 @@ def _by_groups(setup: ComparisonSetup, model: nn.Module, budget: int) -> nn.Modu
 
 
 @torch.no_grad()
+def narrow(setup: ComparisonSetup, seed: int, kept: Sequence[int]) -> nn.Module:
+    """Return a fresh network with so many channels in each group of the large one."""
+    gated = gate_widths(setup.fresh_network(seed), setup.example())
+    for gate, n_kept in zip(width_gates(gated).values(), kept, strict=True):
+        gate[n_kept:] = 0.0
+    return reinitialise(compact(gated), seed)
+
+
 def _narrow_evenly(setup: ComparisonSetup, seed: int, budget: int) -> nn.Module:
     """Return a fresh network all of whose widths are the same part of the large one's."""
     gated = gate_widths(setup.fresh_network(seed), setup.example())
-    gates = width_gates(gated)
-    sizes, full = ParameterCounts(gated), [len(gate) for gate in gates.values()]
+    sizes, full = ParameterCounts(gated), [len(gate) for gate in width_gates(gated).values()]
     parts = [[max(1, round(n * part / 1000)) for n in full] for part in range(1, 1001)]
-    kept = min(parts, key=lambda widths: abs(sizes.parameters(widths) - budget))
-    for gate, n_kept in zip(gates.values(), kept, strict=True):
-        gate[n_kept:] = 0.0
-    return reinitialise(compact(gated), seed)
+    return narrow(setup, seed, min(parts, key=lambda kept: abs(sizes.parameters(kept) - budget)))
 
 
 def _begin_fastfood(setup: ComparisonSetup, seed: int, budget: int) -> nn.Module:

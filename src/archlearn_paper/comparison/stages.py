@@ -6,23 +6,15 @@ Strengths are chosen on validation data of another seed, and what that took is c
 first methods at each budget then have more seeds.
 """
 
-import os
-import signal
-import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from archlearn.errors import InputError
-from archlearn.serialization import load, save
-from archlearn_paper.baselines.budget import BudgetError
+from archlearn_paper.baselines.budget import BudgetError, ParameterCounts, gate_widths
 from archlearn_paper.comparison.methods import (
     CALIBRATION_SEED,
     L0,
@@ -30,15 +22,17 @@ from archlearn_paper.comparison.methods import (
     SCRATCH,
     ComparisonSetup,
     Method,
-    Reduce,
     choose_strength,
     count_l0_left,
     name_first,
     name_trial,
+    narrow,
 )
 from archlearn_paper.comparison.ranking import LARGE, UNTUNED, name_result
+from archlearn_paper.evaluation import widths_of
 from archlearn_paper.experiment import (
     FinishedRun,
+    Origin,
     Run,
     Scale,
     Stage,
@@ -50,9 +44,6 @@ from archlearn_paper.recipes import reinitialise
 N_FIRST = 3
 """Methods that have more seeds at a budget: those of the highest means."""
 LATER_SEEDS = (5, 6, 7, 8, 9)
-MOST_WORKERS, LEFT_ALONE = 14, 2
-"""Processes that make networks, and processors that are left to the one that asks."""
-Make = Callable[[], nn.Module]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,38 +64,27 @@ class Attempt:
         return name_result(self.method.name, self.budget)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One run of an attempt.
-
-    Attributes:
-        make: Makes the network that it starts from; None where that is a fresh one.
-        in_worker: Whether another process may make it. A penalty is not saved with its network.
-    """
-
-    run: Run
-    make: Make | None = None
-    in_worker: bool = True
-
-
-def list_steps(setup: ComparisonSetup, attempt: Attempt) -> Generator[Step, FinishedRun]:
+def list_runs(setup: ComparisonSetup, attempt: Attempt) -> Generator[Run, FinishedRun]:
     """Yield the runs of an attempt; each is sent back when it has finished."""
     method, seed = attempt.method, attempt.seed
     if method.reduce is None:
         if method.begin is None:
             settings = setup.to_budget(seed, attempt.budget, attempt.strength)
-            yield Step(Run(row=attempt.row, settings=settings, finish_compact=True))
+            yield Run(row=attempt.row, settings=settings, finish_compact=True)
         else:
-            run = Run(row=attempt.row, settings=setup.plain(seed, setup.scale.epochs))
-            yield Step(run, partial(method.begin, setup, seed, attempt.budget))
+            make = partial(method.begin, setup, seed, attempt.budget)
+            origin = Origin(how=f"{method.name} at {attempt.budget}", make=make, in_worker=True)
+            settings = setup.plain(seed, setup.scale.epochs)
+            yield Run(row=attempt.row, settings=settings, origin=origin)
         return
     settings = setup.plain(seed, setup.first_epochs)
     if method.begin is None:
-        finished = yield Step(Run(row=LARGE, settings=settings))
+        finished = yield Run(row=LARGE, settings=settings)
     else:
         make = partial(_make, method.name, method.begin, setup, seed, attempt.strength)
-        run = Run(row=name_first(method, attempt.strength), settings=settings)
-        finished = yield Step(run, make, in_worker=False)
+        origin = Origin(how=f"{method.name} at {attempt.strength:g}", make=make)
+        row = name_first(method, attempt.strength)
+        finished = yield Run(row=row, settings=settings, origin=origin)
     n_rounds = 1 if attempt.is_trial else min(method.rounds, setup.last_epochs)
     # Rounds share the epochs evenly.
     ends = [setup.last_epochs * done // n_rounds for done in range(n_rounds + 1)]
@@ -116,14 +96,9 @@ def list_steps(setup: ComparisonSetup, attempt: Attempt) -> Generator[Step, Fini
         factor = attempt.strength if method.is_pruning else 1.0
         settings = setup.plain(seed, ends[number + 1] - ends[number], factor)
         row = attempt.row if number == n_rounds - 1 else f"{attempt.row}, round {number + 1}"
-        make = partial(_make, method.name, _reduce, reduce, setup, finished, target)
-        finished = yield Step(Run(row=row, settings=settings), make)
-
-
-def _reduce(
-    reduce: Reduce, setup: ComparisonSetup, finished: FinishedRun, budget: int
-) -> nn.Module:
-    return reduce(setup, finished.load_model(), budget)
+        how, make = f"{method.name} to {target}", partial(_make, method.name, reduce, setup, target)
+        origin = Origin(how=how, make=make, parent=finished, in_worker=True)
+        finished = yield Run(row=row, settings=settings, origin=origin)
 
 
 def _make(method: str, function: Callable[..., nn.Module], *arguments: object) -> nn.Module:
@@ -141,72 +116,21 @@ def _make(method: str, function: Callable[..., nn.Module], *arguments: object) -
         ) from error
 
 
-def find_step(
+def find_run(
     setup: ComparisonSetup, attempt: Attempt, done: Mapping[tuple[str, int], FinishedRun], n: int
-) -> Step | None:
+) -> Run | None:
     """Return the run of an attempt behind `n` others; None if there is none, or one is missing."""
-    steps = list_steps(setup, attempt)
+    runs = list_runs(setup, attempt)
     try:
-        step = next(steps)
+        run = next(runs)
         for _ in range(n):
-            finished = done.get((step.run.row, attempt.seed))
+            finished = done.get((run.row, attempt.seed))
             if finished is None:
                 return None
-            step = steps.send(finished)
+            run = runs.send(finished)
     except StopIteration:
         return None
-    return step
-
-
-def start_runs(steps: Sequence[Step]) -> list[Run]:
-    """Return the runs with their networks; one that cannot reach its budget is left out."""
-    made = iter(make_networks([step.make for step in steps if step.make and step.in_worker]))
-    runs: list[Run] = []
-    for step in steps:
-        network = None
-        if step.make is not None:
-            network = next(made) if step.in_worker else step.make()
-            if network is None:
-                continue
-        runs.append(replace(step.run, network=network))
-    return runs
-
-
-def make_networks(makes: Sequence[Make], n_workers: int | None = None) -> list[nn.Module | None]:
-    """Return the network that each function makes, or None where a budget cannot be reached.
-
-    They are made on the CPU, in processes where there are processors to spare, so that a GPU need
-    not wait for long; below 2 workers, in this one.
-    """
-    if n_workers is None:
-        n_workers = min(MOST_WORKERS, (os.cpu_count() or 1) - LEFT_ALONE)
-    n_workers = min(n_workers, len(makes))
-    with tempfile.TemporaryDirectory() as folder:
-        tasks = [(make, Path(folder) / f"{place}.safetensors") for place, make in enumerate(makes)]
-        if n_workers < 2:
-            made = [_make_file(task) for task in tasks]
-        else:
-            # Not forked: a copy of a process that uses a GPU, or has threads, may hang.
-            with ProcessPoolExecutor(n_workers, get_context("spawn"), _use_one_cpu) as pool:
-                made = list(pool.map(_make_file, tasks))
-        return [load(path) if there else None for (_, path), there in zip(tasks, made, strict=True)]
-
-
-def _make_file(task: tuple[Make, Path]) -> bool:
-    """Write the network that a function makes; return whether there is one."""
-    make, path = task
-    try:
-        save(make(), path)
-    except BudgetError:
-        return False
-    return True
-
-
-def _use_one_cpu() -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    # Ctrl-C reaches workers, too; they leave without a word.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    torch.set_num_threads(1)
+    return run
 
 
 class ComparisonStages:
@@ -286,9 +210,8 @@ class ComparisonStages:
         Those of equal length are next to each other: side by side, none waits for another.
         """
         known = {(finished.row.row, finished.row.seed): finished for finished in done}
-        found = [find_step(setup, attempt, known, number) for attempt in attempts]
-        steps = {(step.run.row, step.run.settings.seed): step for step in found if step}
-        runs = start_runs(list(steps.values()))
+        found = [find_run(setup, attempt, known, number) for attempt in attempts]
+        runs = list({(run.row, run.settings.seed): run for run in found if run}.values())
         return sorted(
             [*runs, *self._untuned(setup, runs)], key=lambda work: work.settings.epochs or 0
         )
@@ -302,11 +225,11 @@ class ComparisonStages:
             Run(
                 row=rows[run.row],
                 settings=setup.plain(run.settings.seed, 1),
-                network=run.network,
+                origin=run.origin,
                 is_trained=False,
             )
             for run in runs
-            if run.row in rows and run.network is not None
+            if run.row in rows
         ]
 
     def _find_first(self, budget: int, done: Sequence[FinishedRun]) -> list[Method]:
@@ -321,14 +244,24 @@ class ComparisonStages:
         return [each for each in self._methods if each.name in names]
 
     def _from_scratch(self, scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
-        """Return the architectures that ours learnt, with fresh weights."""
+        """Return the architectures that ours learnt, with fresh weights.
+
+        Where no layer has merged, the widths say all, and no model is needed.
+        """
         setup, works = self._setup(scale), list[Run]()
         rows = {name_result(OURS, budget): budget for budget in self._budgets}
+        large = setup.fresh_network(0)
+        sizes = ParameterCounts(gate_widths(large, setup.example()))
         for finished in done:
-            budget, seed = rows.get(finished.row.row), finished.row.seed
-            if budget is not None and seed in scale.seeds:
-                network = reinitialise(finished.load_model(), seed)
-                settings = setup.plain(seed, scale.epochs)
-                row = name_result(SCRATCH, budget)
-                works.append(Run(row=row, settings=settings, network=network))
+            row, seed = finished.row, finished.row.seed
+            if row.row not in rows or seed not in scale.seeds:
+                continue
+            kept = [row.widths.get(group, 0) for group in sizes.groups]
+            if row.n_layers == len(widths_of(large)) and sizes.parameters(kept) == row.parameters:
+                origin = Origin(how=f"widths {kept}", make=partial(narrow, setup, seed, kept))
+            else:
+                make = partial(reinitialise, seed=seed)
+                origin = Origin(how="fresh weights", make=make, parent=finished)
+            name, settings = name_result(SCRATCH, rows[row.row]), setup.plain(seed, scale.epochs)
+            works.append(Run(row=name, settings=settings, origin=origin))
         return works

@@ -6,6 +6,7 @@ channel's cost counts is chosen first, on validation data and seeds of their own
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from archlearn_paper.experiment import (
@@ -13,6 +14,7 @@ from archlearn_paper.experiment import (
     Derived,
     Experiment,
     FinishedRun,
+    Origin,
     ResultTable,
     Row,
     Run,
@@ -158,7 +160,11 @@ def train_from_scratch(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
                 rate=PLAIN_RATE_OF_AN_EXAMPLE,
                 weight_decay=line.weight_decay,
             ),
-            network=reinitialise(finished.load_model(), finished.row.seed),
+            origin=Origin(
+                how="fresh weights",
+                make=partial(reinitialise, seed=finished.row.seed),
+                parent=finished,
+            ),
         )
         for finished in done
         if (line := LEARNT.get(finished.row.row)) is not None

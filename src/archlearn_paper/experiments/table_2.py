@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from archlearn_paper.baselines.svd import factorise
@@ -10,6 +11,7 @@ from archlearn_paper.experiment import (
     Derived,
     Experiment,
     FinishedRun,
+    Origin,
     ResultTable,
     Row,
     Run,
@@ -105,13 +107,13 @@ def _factorise_baselines(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]
     for finished in done:
         if finished.row.row != BASELINE:
             continue
-        network, seed = finished.load_model(), finished.row.seed
         for size in SVD_SIZES:
-            thin = factorise(network, {_LAYER: size.rank})
-            settings = baseline(scale, seed)
-            works.append(Run(row=size.svd_row, settings=settings, network=thin, is_trained=False))
-            tuned = fine_tune(scale, seed)
-            works.append(Run(row=size.svd_row + TUNED, settings=tuned, network=thin))
+            make = partial(factorise, ranks={_LAYER: size.rank})
+            thin = Origin(how=f"rank {size.rank}", make=make, parent=finished)
+            settings = baseline(scale, finished.row.seed)
+            works.append(Run(row=size.svd_row, settings=settings, origin=thin, is_trained=False))
+            tuned = fine_tune(scale, finished.row.seed)
+            works.append(Run(row=size.svd_row + TUNED, settings=tuned, origin=thin))
     return works
 
 

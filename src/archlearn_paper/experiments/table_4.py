@@ -7,7 +7,7 @@ other methods are brought to the paper's sizes, and to those that ours has, in s
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from archlearn_paper.experiment import (
     Derived,
     Experiment,
     FinishedRun,
+    Origin,
     ResultTable,
     Row,
     Run,
@@ -198,20 +199,20 @@ def _compress(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     """
     works: list[Run] = []
     for finished in done:
-        network, seed = finished.load_model(), finished.row.seed
-        works.append(Run(row=_FURTHER, settings=_further(scale, seed), network=network))
-        works += [_learn(scale, seed, network, row) for row in SHARES]
+        seed = finished.row.seed
+        same = Origin(how="as it is", make=copy.deepcopy, parent=finished)
+        works.append(Run(row=_FURTHER, settings=_further(scale, seed), origin=same))
+        works += [_learn(scale, seed, same, row) for row in SHARES]
     for finished in done:
         if (seed := finished.row.seed) == _RIVAL_SEED:
-            made = _made_smaller(scale, finished.load_model(), seed)
             works += [
-                Run(row=row, settings=_further(scale, seed), network=smaller)
-                for row, smaller in made.items()
+                Run(row=origin.how, settings=_further(scale, seed), origin=origin)
+                for origin in _list_rivals(scale, finished)
             ]
     return works
 
 
-def _learn(scale: Scale, seed: int, network: nn.Module, row: str) -> Run:
+def _learn(scale: Scale, seed: int, reference: Origin, row: str) -> Run:
     line, plan = _PAPER[row], _choose_plan(scale)
     gates = GateSettings(
         learn="width",
@@ -225,31 +226,34 @@ def _learn(scale: Scale, seed: int, network: nn.Module, row: str) -> Run:
     return Run(
         row=row,
         settings=_settings(scale, seed, plan.further, _FURTHER_RATE, gates),
-        network=network,
+        origin=reference,
         after_epoch=relax if line.relaxes else None,
         finish_compact=True,
     )
 
 
-def _made_smaller(scale: Scale, network: nn.Module, seed: int) -> dict[str, nn.Module]:
-    """Return the other methods' networks before they are trained further."""
-    n_parameters = sum(parameter.numel() for parameter in network.parameters())
-    example, sixth = _example(scale), network.get_submodule("fc6")
-    assert isinstance(sixth, nn.Linear)
-    n_features = _FASTFOOD_SHARE * sixth.out_features
-    moved = copy.deepcopy(network).to(best_device())  # an SVD takes a GPU a moment
-    made = {
-        _FACTORISED: factorise(moved, quarter_ranks(moved)).cpu(),
-        _PRUNED: reduce_by_merging(network, example, round(_PRUNED_SHARE * n_parameters)),
-        _FASTFOOD: replace_by_fastfood(network, ["fc6", "fc7", "fc8"], n_features),
+def _list_rivals(scale: Scale, reference: FinishedRun) -> list[Origin]:
+    """Return the other methods' networks before they are trained further, each named by its row."""
+    row, given = reference.row, {"example": _example(scale)}
+    n_features = _FASTFOOD_SHARE * row.widths["fc6"]
+    rivals: dict[str, Callable[..., nn.Module]] = {
+        _FACTORISED: _factorise_to_a_quarter,
+        _PRUNED: partial(reduce_by_merging, **given, budget=round(_PRUNED_SHARE * row.parameters)),
+        _FASTFOOD: partial(
+            replace_by_fastfood, layers=["fc6", "fc7", "fc8"], n_features=n_features
+        ),
     }
-    losses = partial(list_losses, _further(scale, seed))
+    taylor = partial(prune_by_taylor, losses=partial(list_losses, _further(scale, row.seed)))
     for share in sorted(set(SHARES.values())):
-        budget = round(share * n_parameters / 100)
-        made[f"taylor, {share} %"] = prune_by_taylor(network, example, budget, losses)
-        for name, reduce in RIVALS.items():
-            made[f"{name}, {share} %"] = reduce(network, example, budget)
-    return made
+        budget = round(share * row.parameters / 100)
+        for name, reduce in {"taylor": taylor, **RIVALS}.items():
+            rivals[f"{name}, {share} %"] = partial(reduce, **given, budget=budget)
+    return [Origin(how=name, make=make, parent=reference) for name, make in rivals.items()]
+
+
+def _factorise_to_a_quarter(network: nn.Module) -> nn.Module:
+    moved = network.to(best_device())  # an SVD takes a GPU a moment
+    return factorise(moved, quarter_ranks(moved)).cpu()
 
 
 def _example(scale: Scale) -> Tensor:
@@ -287,9 +291,9 @@ def _settings(
 
 def _measure_times(scale: Scale, done: FinishedRun) -> dict[str, Any]:
     """Return how long a forward pass takes, beside the reference of the same seed."""
-    reference = done.path.with_name(f"{_REFERENCE}.seed{done.row.seed}.safetensors")
-    times = time_side_by_side(load(reference), done.load_model(), _example(scale))
-    return {"forward": times}
+    model = done.load_model()
+    reference = load(done.path.with_name(f"{_REFERENCE}.seed{done.row.seed}.safetensors"))
+    return {"forward": time_side_by_side(reference, model, _example(scale))}
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
