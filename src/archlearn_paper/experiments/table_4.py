@@ -248,7 +248,10 @@ def _list_rivals(scale: Scale, reference: FinishedRun) -> list[Origin]:
         budget = round(share * row.parameters / 100)
         for name, reduce in {"taylor": taylor, **RIVALS}.items():
             rivals[f"{name}, {share} %"] = partial(reduce, **given, budget=budget)
-    return [Origin(how=name, make=make, parent=reference) for name, make in rivals.items()]
+    return [
+        Origin(how=name, make=make, parent=reference, in_worker=True)
+        for name, make in rivals.items()
+    ]
 
 
 def _factorise_to_a_quarter(network: nn.Module) -> nn.Module:
