@@ -12,6 +12,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import archlearn
+
+if not Path(archlearn.__file__).is_relative_to(Path(__file__).parents[1]):
+    pytest.exit(f"these tests are of another tree than {archlearn.__file__}; set PYTHONPATH=src", 1)
+
 # A shell starts what it runs in the background deaf to Ctrl-C, and our tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

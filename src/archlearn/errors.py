@@ -71,8 +71,9 @@ def lies_in(value: Any, low: float, high: float) -> bool:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question that names the nearest of the known names, or nothing if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}? " if near else ""
+    ratios = {each: difflib.SequenceMatcher(None, each, name).ratio() for each in known}
+    near = [repr(each) for each in ratios if ratios[each] == max(ratios.values()) >= 0.5]
+    return f"did you mean {' or '.join(near)}? " if near else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -163,10 +163,12 @@ def test_compacting_a_checkpoint_gives_the_model_of_the_run(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call(["compact", str(run_folder)], tmp_path / "again.safetensors")
-    after = json.loads((run_folder / "summary.json").read_text())["after"]
-    assert f"-> {after['parameters']:,} parameters, {after['multiply_adds']:,} multiply-adds\n" in (
-        capsys.readouterr().out
+    summary = json.loads((run_folder / "summary.json").read_text())
+    before, after = (
+        f"{costs['parameters']:,} parameters, {costs['multiply_adds']:,} multiply-adds"
+        for costs in (summary["before"], summary["after"])
     )
+    assert f"{before} -> {after}\n" in capsys.readouterr().out
     again = al.load(tmp_path / "again.safetensors")
     small = al.load(run_folder / "compact.safetensors")
     x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))

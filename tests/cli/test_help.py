@@ -60,6 +60,7 @@ def test_help_imports_neither_torch_nor_the_like(arguments: list[str], tmp_path:
         ("learn --widht-cost 1 --out a", "Did you mean --width-cost?"),
         ("learn --data mnits --out a", "did you mean 'mnist'?"),
         ("learn --model lennet --data digits:28 --out a", "did you mean 'lenet'?"),
+        ("learn --model resnet8 --data digits --out a", "did you mean 'resnet20' or 'resnet56'?"),
         ("learn --data digits", "--out runs/a"),
         ("learn --resume nothing", "holds no run"),
         ("learn --model lenet --data digits --out a", "digits:28 are enlarged"),
@@ -70,6 +71,7 @@ def test_help_imports_neither_torch_nor_the_like(arguments: list[str], tmp_path:
         ("learn --data digits --model mlp --out /etc/passwd/a", "choose another --out"),
         ("report", "a report of no runs"),
         ("evaluate small.safetensors", "--data mnist"),
+        ("export small.safetensors --to onnx", "not a safetensors file"),
     ],
 )
 def test_what_is_wrong_is_answered_with_what_to_do(

@@ -208,3 +208,10 @@ def test_products_written_by_hand_are_to_become_layers() -> None:
 
     with pytest.raises(al.InputError, match=r"unless a product by hand does .* an nn.Linear"):
         al.add_gates(Product(), torch.ones(2, 3))
+
+
+def test_where_no_layer_is_learnt_nobody_is_told_that_nothing_is_needed() -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Softmax(-1), nn.Linear(16, 4))
+    with pytest.raises(al.InputError, match="mix channels; put a linear layer or") as refused:
+        al.add_gates(net, torch.randn(2, 8))
+    assert "nothing is needed" not in str(refused.value)

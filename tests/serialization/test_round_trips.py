@@ -246,3 +246,27 @@ def test_a_model_that_returns_its_loss_is_saved(tmp_path: Path) -> None:
     al.save(small, tmp_path / "judge.safetensors")
     found = al.load(tmp_path / "judge.safetensors")(x, labels)
     torch.testing.assert_close(found, small(x, labels))
+
+
+class _Turning(nn.Module):
+    """Turns pairs of channels as complex numbers, as Llama's own code does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.register_buffer("angles", torch.polar(torch.ones(2), torch.arange(2.0)))
+        self.angles: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = self.last(torch.relu(self.first(x))).reshape(-1, 2, 2)
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * self.angles)
+        return turned.flatten(1) * x.square().add(1).reciprocal()
+
+
+def test_complex_views_and_reciprocals_stand_in_a_file(tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    model = al.add_gates(_Turning(), x)
+    al.width_gates(model)["first"].data[:3] = 0
+    small = al.compact(model)
+    al.save(small, tmp_path / "small.safetensors")
+    assert torch.equal(al.load(tmp_path / "small.safetensors")(x), small(x))

@@ -63,3 +63,16 @@ def test_a_buffer_that_is_loaded_is_used() -> None:
     for each in (net, model):
         each.table = torch.ones(3, 4)
     torch.testing.assert_close(model(X), net(X))
+
+
+class _RegistersLate(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", torch.ones(6))
+        return x * self.scale
+
+
+def test_a_buffer_that_the_first_call_registers_is_named_with_what_to_do() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), _RegistersLate(), nn.ReLU(), nn.Linear(6, 2))
+    with pytest.raises(al.TracingError, match=r"register '1.scale' in __init__, not in forward"):
+        al.add_gates(net, torch.randn(3, 4))

@@ -138,7 +138,10 @@ NO_RULE = Reason(
     "it keeps its size, for how it mixes channels is not known",
     "nothing is needed if the other layers are learnt",
 )
-TIED_TO_FIXED = Reason("tied to the model's input or to a fixed tensor", "nothing is needed")
+TIED_TO_FIXED = Reason(
+    "tied to the model's input or to a fixed tensor",
+    "nothing is needed if the other layers are learnt",
+)
 
 
 @dataclass(frozen=True, slots=True)

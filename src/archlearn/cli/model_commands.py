@@ -121,7 +121,7 @@ def compact_command(
         small = al.compact(revived.model, chosen)
         al.save(small, target)
     n_rows = len(revived.example)  # costs are said of one example, as everywhere
-    before, after = (each.for_one_example(n_rows) for each in (chosen.before, chosen.after))
+    before, after = (each.for_one_example(n_rows) for each in (revived.original, chosen.after))
     said = replace(chosen, before=before, after=after)
     sys.stdout.write(f"{said}\n{small.certificate}\n{target}\n")
 
@@ -274,6 +274,7 @@ def export(
     if to == "pretrained":
         _export_pretrained(path, out, config)
         return
+    network = al.load(path).eval()
     if shape is None and not target.is_dir():
         raise SettingsError(f"say what shape an example of {target} has: --shape 1x28x28")
     chosen = out or path.with_suffix(_SUFFIXES[to])
@@ -281,7 +282,6 @@ def export(
     if to == "python" and weights.resolve() == path.resolve():
         chosen = chosen.with_name(f"{chosen.stem}_source.py")
     with writing(chosen):
-        network = al.load(path).eval()
         if shape is None:
             dataset = al.training.load_dataset(read_run_settings(target), no_progress)
             example = al.training.objective_of(dataset).inputs(dataset.train.inputs[:2])

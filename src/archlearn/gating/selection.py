@@ -449,6 +449,9 @@ def explain_no_sites(*, has_opaque: bool) -> str:
     return f"it calls no activation that archlearn knows{fix}"
 
 
+_LAYER_BEHIND = "put a linear layer or a convolution behind it, which can do with fewer channels"
+
+
 def _nothing(learnable: LearnableSites, net: nn.Module) -> str:
     sites, opaque = learnable.channel_graph.sites[0], learnable.channel_graph.traces.opaque
     inside = [f"  {name} was not looked into: {why}" for name, why in opaque.items()]
@@ -458,5 +461,7 @@ def _nothing(learnable: LearnableSites, net: nn.Module) -> str:
     lines = []
     for site in sites[:10]:
         reason = learnable.width_reason(0, site) or NO_CHANNELS
-        lines.append(f"  {site.name} ({site.activation}): {reason.text}; {reason.fix}")
+        # Here the other layers are not learnt either.
+        fix = reason.fix.partition("nothing is needed if")[0].rstrip("; ") or _LAYER_BEHIND
+        lines.append(f"  {site.name} ({site.activation}): {reason.text}; {fix}")
     return "\n".join([f"nothing can be learnt in {type(net).__name__}:", *lines, *inside])

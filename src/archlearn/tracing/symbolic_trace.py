@@ -7,6 +7,7 @@ opaque leaf: it is called as it is, and nothing is assumed about its inside.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -129,6 +130,7 @@ def _trace_mode(
             was_settled, is_settled = is_settled, bool(changed) and _settle_(net, inputs)
             if not is_settled and not generators.has_moved() and _leaves_cache(net, inputs):
                 if not _forget_cache_(net, inputs):
+                    _check_attributes(net, graph)
                     return graph, tracer
                 held, is_settled = capture_state(net), was_settled
                 continue
@@ -147,10 +149,22 @@ def _trace_mode(
                     if name and is_alike and not isinstance(module, _TRANSPARENT):
                         opaque.setdefault(name, found.reason)
             held = capture_state(net)
-        except InputError:
+        except (InputError, TracingError):
             raise
         except (Exception, Refusal) as error:
             raise _refuse(net, describe_failure(error)) from error
+
+
+def _check_attributes(net: nn.Module, graph: fx.Graph) -> None:
+    """Raise if a graph reads a buffer that the model has after its first call only."""
+    for node in graph.find_nodes(op="get_attr"):
+        try:
+            attrgetter(str(node.target))(net)
+        except AttributeError:
+            raise TracingError(
+                f"cannot follow the forward of {type(net).__name__}: register {node.target!r} in "
+                "__init__, not in forward, where the model has it after its first call only"
+            ) from None
 
 
 def _try_calls(

@@ -11,13 +11,14 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from archlearn.costs import Price
+from archlearn.costs import Costs, Price
 from archlearn.data.dataset import Dataset, build_dataset
 from archlearn.data.dataset_registry import load_examples
 from archlearn.data.file_cache import DownloadProgress, no_progress
 from archlearn.data.transforms import ImageTransform
 from archlearn.errors import CheckpointError, InputError, SettingsError
 from archlearn.gating.attach import add_gates
+from archlearn.gating.cost_counter import count_costs
 from archlearn.gating.gate_container import CONTAINER, find_container
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
@@ -346,9 +347,13 @@ def set_layout_(model: nn.Module, layout: torch.memory_format) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedRun:
-    """A gated model with what it was trained on, and what gates earned under a budget."""
+    """A gated model with what it was trained on, and what gates earned under a budget.
+
+    `original` is what the network cost on the example before anything was cut out of it.
+    """
 
     model: nn.Module
+    original: Costs
     example: Tensor
     dataset: Dataset
     position: Position
@@ -378,7 +383,14 @@ def load_gated_model(folder: Path) -> LoadedRun:
         for name, _ in model.named_parameters()
         if f"{OPTIMISER}{name}/mean" in found[1]
     }
-    return LoadedRun(model=model, example=example, dataset=dataset, position=found[0], earned=means)
+    return LoadedRun(
+        model=model,
+        original=count_costs(network, example),
+        example=example,
+        dataset=dataset,
+        position=found[0],
+        earned=means,
+    )
 
 
 @torch.no_grad()
