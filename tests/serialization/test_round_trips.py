@@ -302,3 +302,22 @@ def test_a_leaf_keeps_the_order_of_its_parts_or_is_refused(tmp_path: Path) -> No
         else:
             al.save(al.compact(model), path)
             torch.testing.assert_close(al.load(path)(x), net(x))
+
+
+class _ScaledBySize(nn.Module):
+    """Makes a tensor of a size, as DeBERTa does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.sqrt(torch.tensor(x.size(0), dtype=torch.float))
+        return self.last(torch.relu(self.first(x))) / scale
+
+
+def test_a_tensor_made_of_a_size_stands_in_a_file(tmp_path: Path) -> None:
+    net = _ScaledBySize()
+    al.save(net, tmp_path / "net.safetensors", torch.randn(3, 4))
+    x = torch.randn(5, 4)
+    assert torch.equal(al.load(tmp_path / "net.safetensors")(x), net(x))
