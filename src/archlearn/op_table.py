@@ -381,9 +381,9 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "torch.randn",
         "torch.linspace",
         "torch.eye",
+        "torch.tensor",
     ),
     *_alike(CREATE, "torch.empty", unsaved="it holds whatever was in memory"),
-    *_alike(CREATE, "torch.tensor", unsaved="its numbers are kept as a buffer"),
     # Pooling, interpolation and reductions.
     *_alike(
         "pooling.pool",

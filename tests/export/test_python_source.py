@@ -1,5 +1,6 @@
 """The source of a compact model runs by itself and computes exactly the same."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,13 @@ def branch_left_out() -> nn.Module:
     return al.compact(model)
 
 
+def named() -> nn.Sequential:
+    """Return a chain whose parts have names, one of them two."""
+    act = nn.Tanh()
+    inner = nn.Sequential(OrderedDict({"act": act, "fc": nn.Linear(6, 4), "keys": act}))
+    return nn.Sequential(OrderedDict({"7": nn.Linear(4, 6), "act": act, "inner": inner, "1": act}))
+
+
 class Residual(nn.Module):
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -147,6 +155,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "weight norm": lambda: nn.Sequential(weight_norm(nn.Linear(4, 6)), nn.Tanh()),
     "keys and values": lambda: nn.Sequential(KeysAndValues(), nn.Tanh()),
     "numbers as names": branch_left_out,
+    "named chain": named,
+    "named parts": lambda: Residual(named()),
     "nested": lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.PReLU()), nn.LayerNorm(6)),
 }
 

@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +271,53 @@ def test_complex_views_and_reciprocals_stand_in_a_file(tmp_path: Path) -> None:
     small = al.compact(model)
     al.save(small, tmp_path / "small.safetensors")
     assert torch.equal(al.load(tmp_path / "small.safetensors")(x), small(x))
+
+
+def _chain(act: nn.Module, *, named: bool) -> nn.Sequential:
+    """Return layers with one activation between all of them."""
+    parts = {"0": nn.Linear(4, 6), "1": act, "2": nn.Linear(6, 5), "3": act, "4": nn.Linear(5, 4)}
+    return nn.Sequential(OrderedDict({f"p{n}" if named else n: p for n, p in parts.items()}))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_one_activation_at_several_places_of_a_chain_stays_in_order(
+    named: bool, tmp_path: Path
+) -> None:
+    act, x = nn.Tanh(), torch.randn(3, 4)
+    inner = _chain(act, named=named)
+    for net in (inner, nn.Sequential(nn.Linear(4, 4), act, inner, act)):
+        al.save(net, tmp_path / "net.safetensors")
+        assert torch.equal(al.load(tmp_path / "net.safetensors")(x), net(x))
+
+
+def test_a_leaf_keeps_the_order_of_its_parts_or_is_refused(tmp_path: Path) -> None:
+    x, path = torch.randn(3, 4), tmp_path / "net.safetensors"
+    for named in (False, True):
+        inner = _chain(nn.Tanh(), named=named)
+        net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4), inner)
+        model = al.add_gates(net, x, leaves=["3"])
+        if named:
+            with pytest.raises(al.FileError, match=r"'3.p3' .* use a module of its own there"):
+                al.save(al.compact(model), path)
+        else:
+            al.save(al.compact(model), path)
+            torch.testing.assert_close(al.load(path)(x), net(x))
+
+
+class _ScaledBySize(nn.Module):
+    """Makes a tensor of a size, as DeBERTa does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.sqrt(torch.tensor(x.size(0), dtype=torch.float))
+        return self.last(torch.relu(self.first(x))) / scale
+
+
+def test_a_tensor_made_of_a_size_stands_in_a_file(tmp_path: Path) -> None:
+    net = _ScaledBySize()
+    al.save(net, tmp_path / "net.safetensors", torch.randn(3, 4))
+    x = torch.randn(5, 4)
+    assert torch.equal(al.load(tmp_path / "net.safetensors")(x), net(x))

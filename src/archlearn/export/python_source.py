@@ -23,6 +23,7 @@ from archlearn.serialization.layer_registry import CONTAINERS, all_layers, merge
 from archlearn.serialization.loading import (
     add_tensors_,
     build_modules,
+    check_order,
     is_chain,
     rebuild_graph,
 )
@@ -105,6 +106,7 @@ class _Source:
         add_tensors_(self.root, description)
         described = [description.evaluation, description.training_graph]
         self._graphs = [rebuild_graph(self.root, each) for each in described if each is not None]
+        check_order(self.root, description.shared_modules, self._graphs)
         self._remove_unused()
 
     def _remove_unused(self) -> None:
@@ -125,13 +127,13 @@ class _Source:
         """Return the expression that names a module or a tensor."""
         found, text = self.root, "self"
         for name in path.split(".") if path else ():
-            if isinstance(found, _LISTS) and name.isdigit():
+            if _is_list(found) and name.isdigit():
                 text += f"[{name}]"
             elif is_identifier(name):
                 text += f".{name}"
             elif found is not self.root and name in found._modules and _is_dict(found):
                 text += f"[{name!r}]"
-            else:  # of the model itself, or a tensor of an nn.ParameterList
+            else:  # of the model itself or an nn.Sequential, or a tensor of an nn.ParameterList
                 text = f"getattr({text}, {name!r})"
             found = found._modules.get(name) or found
         return text
@@ -139,13 +141,13 @@ class _Source:
     def write_init(self) -> list[str]:
         """Return the lines of the constructor."""
         lines = ["def __init__(self) -> None:"]
-        if isinstance(self.root, _LISTS):
+        if _is_list(self.root):
             inner = [_STEP * 2 + line for line in self._write_items(self.root, "")]
             lines += [f"{_STEP}super().__init__(", *inner, f"{_STEP})"]
         else:
             lines.append(f"{_STEP}super().__init__()")
             for name, part in self.root._modules.items():
-                if name in self._description.shared_modules:
+                if self._can_wait(self.root, name):
                     continue
                 made = self._write_part(name, cast(nn.Module, part))
                 if is_identifier(name):
@@ -163,13 +165,10 @@ class _Source:
         if type(part) not in CONTAINERS.values():
             return [self._write_layer(path)]
         name, opening, closing = f"nn.{type(part).__name__}", "(", ")"
-        if not isinstance(part, _LISTS):
+        if isinstance(part, nn.Sequential) and not _is_list(part):
+            opening, closing = "(OrderedDict({", "}))"
+        elif not isinstance(part, _LISTS):
             name, opening, closing = "nn.ModuleDict" if _is_dict(part) else _PARTS, "({", "})"
-        elif list(part._modules) != [str(place) for place in range(len(part))]:
-            raise FileError(
-                f"{path!r} is a list whose parts are named {list(part._modules)}, which no source "
-                "makes; build it anew with its parts in order"
-            )
         elif isinstance(part, nn.ModuleList):
             opening, closing = "([", "])"
         inner = self._write_items(part, path)
@@ -179,15 +178,19 @@ class _Source:
 
     def _write_items(self, part: nn.Module, path: str) -> list[str]:
         lines: list[str] = []
-        named = not isinstance(part, _LISTS)
+        named = not _is_list(part)
         for name, child in part._modules.items():
             inside = f"{path}.{name}".lstrip(".")
-            if named and inside in self._description.shared_modules:
+            if self._can_wait(part, inside):
                 continue
             first, *rest = self._write_part(inside, cast(nn.Module, child))
             made = [f"{json.dumps(name)}: {first}" if named else first, *rest]
             lines += [*made[:-1], made[-1] + ","]
         return lines
+
+    def _can_wait(self, owner: nn.Module, path: str) -> bool:
+        """Return whether a module is made under another name, and nothing depends on its order."""
+        return path in self._description.shared_modules and not isinstance(owner, _LISTS)
 
     def _write_layer(self, path: str) -> str:
         known, entry = all_layers(), self._entries[path]
@@ -239,7 +242,7 @@ class _Source:
 
     def _set_same(self, path: str, first: str) -> str:
         owner, _, name = path.rpartition(".")
-        if owner and isinstance(find_part(self.root, owner), _LISTS):
+        if owner and _is_list(find_part(self.root, owner)):
             return f"{self.refer(path)} = {self.refer(first)}"
         return _set(self.refer(owner), name, self.refer(first))
 
@@ -263,10 +266,15 @@ class _Source:
         ]
 
 
+def _is_list(part: nn.Module | None) -> bool:
+    """Return whether parts are found by number; an nn.Sequential may give them names."""
+    return isinstance(part, _LISTS) and list(part._modules) == [str(i) for i in range(len(part))]
+
+
 def _is_dict(part: nn.Module) -> bool:
     """Return whether an nn.ModuleDict can hold it all: nothing is named `keys` or `values`."""
     names = (*part._modules, *part._parameters, *part._buffers)
-    return not any(hasattr(nn.ModuleDict, name) for name in names)
+    return not isinstance(part, _LISTS) and not any(hasattr(nn.ModuleDict, name) for name in names)
 
 
 def _is_same(value: object, default: object) -> bool:

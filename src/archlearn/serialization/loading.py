@@ -5,6 +5,7 @@ import re
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
+from itertools import accumulate
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
@@ -79,8 +80,33 @@ def build_modules(description: Description, modules: Mapping[str, type[Any]]) ->
         if not first or first not in built or name.startswith(first + "."):
             raise FileError(f"the module {shorten(name)} shares {shorten(first)}, found nowhere")
         _attach_(built, name, built[first])
+    for owner in {name.rpartition(".")[0] for name in description.shared_modules}:
+        _sort_(built[owner])
     check_nesting(built[""])
     return built[""]
+
+
+def _sort_(owner: nn.Module) -> None:
+    """Put the parts of a list in order, of which those with a second name came last."""
+    if isinstance(owner, nn.Sequential | nn.ModuleList) and all(map(str.isdigit, owner._modules)):
+        owner._modules = dict(sorted(owner._modules.items(), key=lambda part: int(part[0])))
+
+
+def check_order(
+    root: nn.Module, shared_modules: Mapping[str, str], graphs: Sequence[fx.Graph]
+) -> None:
+    """Raise if a part is called as it is that has a second name where nothing tells its order."""
+    nodes = [node for graph in graphs for node in graph.find_nodes(op="call_module")]
+    called = {str(node.target) for node in nodes}
+    for path, first in shared_modules.items():
+        owner, _, name = path.rpartition(".")
+        is_ordered = isinstance(find_part(root, owner), nn.Sequential | nn.ModuleDict)
+        above = accumulate(owner.split("."), "{}.{}".format)
+        if is_ordered and not name.isdigit() and not called.isdisjoint(above):
+            raise FileError(
+                f"the module {shorten(path)} is {shorten(first)} once more, inside a part that is "
+                "called as it is, and a file does not tell its order; use a module of its own there"
+            )
 
 
 def check_nesting(root: nn.Module) -> None:
@@ -343,6 +369,7 @@ def rebuild(description: Description, modules: Mapping[str, type[Any]]) -> nn.Mo
     add_tensors_(root, description)
     described = [description.evaluation, description.training_graph]
     graphs = [rebuild_graph(root, each) for each in described if each is not None]
+    check_order(root, description.shared_modules, graphs)
     if is_chain(description):
         return root
     name = description.class_name
@@ -379,10 +406,13 @@ def fill_(model: nn.Module, description: Description, tensors: Mapping[str, Tens
 
 
 def is_chain(description: Description) -> bool:
-    """Return whether the model is a `Sequential` of layers, which needs no other forward."""
+    """Return whether the model is a `Sequential` of layers, which needs no other forward.
+
+    Where a module has two names, its calls alone tell the order.
+    """
     plain = CONTAINERS.keys() - {"torch.nn.Sequential"}
     kinds = [description.kind, *(entry.kind for entry in description.modules)]
-    return plain.isdisjoint(kinds)
+    return plain.isdisjoint(kinds) and not description.shared_modules
 
 
 @torch.inference_mode(False)
