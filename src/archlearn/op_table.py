@@ -352,15 +352,8 @@ OPERATIONS: tuple[OpSpec, ...] = (
     ),
     _op("operator.getitem", "reshape.pick", narrowed_by="slice"),
     _op("builtins.getattr", "reshape.attribute"),
-    _op("F.pad", "reshape.pad", narrowed_by="pad"),
-    *_alike(
-        "reshape.pad",
-        "nn.ZeroPad{n}d",
-        "nn.ConstantPad{n}d",
-        "nn.ReflectionPad{n}d",
-        "nn.ReplicationPad{n}d",
-        "nn.CircularPad{n}d",
-    ),
+    *_alike("reshape.pad", "F.pad", "nn.ZeroPad{n}d", "nn.ConstantPad{n}d", narrowed_by="pad"),
+    *_alike("reshape.pad", "nn.ReflectionPad{n}d", "nn.ReplicationPad{n}d", "nn.CircularPad{n}d"),
     *_alike("reshape.number", *_both("is_floating_point is_complex"), about=KIND),
     *_alike("reshape.number", "Tensor.dim", "Tensor.ndimension", about=RANK),
     *_alike(

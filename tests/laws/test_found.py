@@ -327,3 +327,25 @@ def test_half_of_the_channels_that_pixels_are_made_of_do_not_go() -> None:
         seed=2215,
     )
     checking.check_compact(program, Gates(closed=8, whole=0, linear=7, seed=164_297_948))
+
+
+def test_a_layer_that_pads_channels_by_a_number_is_narrowed_and_its_numbers_are_not_learnt() -> (
+    None
+):
+    """`nn.ConstantPad1d` was refused once a channel was closed, and its 0.7 had gates."""
+    program = Program(
+        shape=(2, 6, 6),
+        blocks=(
+            Block("residual", 4, (21, 104, 196, 171, 159, 113, 151, 138, 176, 136)),
+            Block("tokens", 4, (172, 14, 30, 127, 54, 19, 201, 198, 64, 120)),
+            Block("scaled", 3, (26, 64, 34, 100, 140, 176, 216, 219, 61, 229)),
+            Block("padded", 5, (220, 1, 37, 0, 40, 2, 135, 159, 64, 207)),
+            Block("scaled", 3, (159, 227, 71, 224, 15, 211, 183, 156, 225, 115)),
+        ),
+        head=Block("head", 3, (130, 70, 88, 155, 1, 39, 74, 238, 187, 4)),
+        seed=71_949,
+    )
+    assert set(al.width_gates(checking.gate(program))) == {
+        "blocks.0.body.0", "blocks.1.1", "heads.4.1",
+    }  # fmt: skip
+    checking.check_shrink(program, Gates(closed=7, whole=2, linear=1, seed=226))

@@ -238,3 +238,18 @@ def test_weights_that_are_nan_are_named(caplog: pytest.LogCaptureFixture) -> Non
         model.get_parameter("second.bias").fill_(torch.nan)
     al.compact(model)
     assert "'second.bias' holds NaN: the loss has diverged" in caplog.text
+
+
+@pytest.mark.parametrize("pad", [nn.ConstantPad1d((1, 2), 0.7), nn.ZeroPad1d((0, 2))])
+@pytest.mark.parametrize("closed", [[0], [1, 2], [0, 1, 3]])
+def test_layers_that_pad_channels_pad_those_that_are_left(
+    pad: nn.ConstantPad1d, closed: list[int]
+) -> None:
+    n_padded = 4 + sum(pad.padding)
+    net = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), pad, nn.Linear(n_padded, 3)).double()
+    model = al.add_gates(net, x := torch.randn(2, 7, 5, dtype=torch.float64))
+    with torch.no_grad():
+        al.width_gates(model)["0"][closed] = 0.0
+    small = al.compact(model.eval())
+    assert small.get_parameter("0.weight").shape == (4 - len(closed), 5)
+    torch.testing.assert_close(small(x), model(x), rtol=0, atol=1e-12)

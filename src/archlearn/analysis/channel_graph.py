@@ -534,6 +534,8 @@ def _find_streams(
         for node, read in each.reads.items():
             channels = _without_fixed(join_parents(parents, read.ids))
             for writer in dict.fromkeys(first[channels].tolist()):
+                if writer == 0:  # what pads channels is no model's to learn
+                    continue
                 name = names[writer]
                 source = source_of(nodes[node])
                 own = channels[first[channels] == writer]
@@ -556,9 +558,10 @@ def _find_first_writers(
 ) -> tuple[list[str], Tensor]:
     """Return names, and for each channel the place of the one that writes it first.
 
-    That is a layer or, where there is none, a parameter that `forward` uses as it is.
+    That is a layer or, where there is none, a parameter that `forward` uses as it is; place 0 is
+    of channels that neither writes.
     """
-    names: list[str] = ["a parameter"]
+    names: list[str] = [""]
     first = torch.zeros(parents.shape[1], dtype=torch.long)
     pairs = [
         (node, each.values[node.name])

@@ -302,8 +302,10 @@ def _pad(move: Move) -> fx.Node | None:
         return None
     amounts = [0] * (2 * (source.dim() - dim))
     amounts[-2:] = [start, extra - start]
-    options = dict(zip(("mode", "value"), move.node.args[2:], strict=False))
+    options: dict[str, Any] = dict(zip(("mode", "value"), move.node.args[2:], strict=False))
     options |= {key: value for key, value in move.node.kwargs.items() if key != "pad"}
+    if move.node.op == "call_module":
+        options = {"value": find_module(move.net, str(move.node.target)).value}
     return move.graph.call_function(F.pad, (move.node.all_input_nodes[0], amounts), options)
 
 
