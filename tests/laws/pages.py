@@ -36,9 +36,11 @@ of torch's. At f097a53 one of `shrink`: a tied weight that a layer applies to th
 another dimension was looked for under its second name (the row above is the run behind the mend).
 At 8ec1dd0 one of `compact`: half of the channels that a pixel shuffle makes one plane of were
 closed, and surgery refused that; they go together since (the row above is the run behind the
-mend, with the same seed). And one of `heads_shrink`, above:
+mend, with the same seed). And one of `heads_shrink`:
 its outputs are zero but for rounding (a BatchNorm in training behind a norm over one channel), and
-two roundings were compared; the law leaves such outputs out since.
+two roundings were compared; the law leaves such outputs out since. At 13476412 one of `shrink`: a
+layer that pads channels with a number was refused, and the number had gates (the row above is the
+run behind the mend, with the same seed).
 """
 
 

@@ -124,11 +124,13 @@ def test_the_table_marks_the_first_and_dashes_what_cannot_be() -> None:
     assert [row[2] for row in costs.rows] == ["yes", "yes"]
 
 
-def test_the_table_says_where_seeds_are_missing() -> None:
-    rows = results(OURS, [99.0, 99.2]) + results("l0 gates", [98.0])
+def test_the_table_says_where_seeds_are_more_or_fewer_than_most_have() -> None:
+    rows = results(OURS, [99.0, 99.2, 99.1]) + results("l0 gates", [98.0])
+    rows += results("svd", [98.0, 98.2]) + results("taylor", [97.0, 97.2])
     accuracies, _ = VERDICT.tabulate(VERDICT.derive(rows))
-    assert accuracies.rows[0][1] == "**99.10 ± 0.14**"
-    assert accuracies.rows[1][1] == "98.00 (1 of 2 seeds)"
+    assert [row[1] for row in accuracies.rows] == [
+        "**99.10 ± 0.10** (3 seeds)", "98.00 (1 seeds)", "97.10 ± 0.14", "98.10 ± 0.14",
+    ]  # fmt: skip
 
 
 def test_l0_must_have_a_strength_that_leaves_about_each_budget() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import mode
 from typing import Any
 
 from archlearn_paper.baselines.budget import BUDGET_TOLERANCE, BudgetError, is_within
@@ -166,7 +167,8 @@ class MethodRanking:
         ]
         title = (
             "Test accuracy, %. Bold: the highest mean; whether it is ahead is told below. A dash: "
-            "the method cannot reach the budget."
+            "the method cannot reach the budget. Seeds are told where they are not as many as most "
+            "methods have."
         )
         methods = [method for method in self._names if results.get(method)]
         return [make_table(methods, accuracies, title), make_table(methods, costs)]
@@ -220,7 +222,7 @@ def _write(numbers: Mapping[str, Any] | None, derived: Derived, budget: str) -> 
     first = derived["results"][derived["ranks"][budget][0]][budget]
     text = write_spread(numbers["accuracy"])
     text = f"**{text}**" if numbers is first else text
-    # For some seeds a method may come out too small.
+    # The first have more seeds; for some a method may come out too small.
     there = [each[budget] for each in derived["results"].values() if budget in each]
-    n_seeds, n_all = len(numbers["seeds"]), max(len(each["seeds"]) for each in there)
-    return text if n_seeds == n_all else f"{text} ({n_seeds} of {n_all} seeds)"
+    n_seeds, usual = len(numbers["seeds"]), mode(len(each["seeds"]) for each in there)
+    return text if n_seeds == usual else f"{text} ({n_seeds} seeds)"
