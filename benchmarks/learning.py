@@ -523,8 +523,8 @@ def _page(rows: dict[str, dict[str, Any]]) -> list[str]:
         "read once a run, after its last epoch. Steps were compiled (`compile=true`), those of",
         "plain rows too, but for LeNet.",
         f"On {', '.join(hardware)}; commits {', '.join(commits)}.",
-        "Plain rows of CIFAR-10 and text are of a7b2e33, those of VGG under a budget of eadb3d5:",
-        "what they compute has not changed since.",
+        "Plain rows of CIFAR-10 and text are of a7b2e33, those of VGG under a budget of eadb3d5,",
+        "two of DenseNet-40 of 13476412: what they compute has not changed since.",
         "",
     ]
     absent = [group for group in GROUPS if not _own_rows(group) & rows.keys()]
