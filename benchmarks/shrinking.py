@@ -48,9 +48,9 @@ plain training, and shrinking differs from not shrinking by at most two errors.
 
 """
 BETWEEN = """\
-Seconds that the processor worked in each epoch, and the memory that training took at its end:
-weights, gradients and what optimisers keep; on a GPU the most that was allocated since the last
-cut, the data included:
+Seconds that the processor worked in each epoch (on a GPU those on the wall, where a run took them
+down), and the memory that training took at its end: weights, gradients and what optimisers keep; on
+a GPU the most that was allocated since the last cut, the data included:
 
 """
 HEAD = """\
@@ -105,15 +105,17 @@ def resnet50(n_outputs: int) -> nn.Module:
 
 
 class Meter(SilentCallback):
-    """Takes down how long the processor worked in each epoch, and what memory training took."""
+    """Takes down how long each epoch took, by both clocks, and what memory training took."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
+        self.cpu: list[float] = []
+        self.wall: list[float] = []
         self.memory_bytes: list[int] = []
 
     def epoch_ended(self, end: EpochEnd) -> None:
         """Note an epoch; the first line is of the start."""
-        self.seconds.append(time.process_time())
+        self.cpu.append(time.process_time())
+        self.wall.append(time.perf_counter())
         self.memory_bytes.append(end.row["memory_bytes"])
 
 
@@ -132,7 +134,8 @@ def measure(folder: Path, words: list[str]) -> None:
         "left": summary["after"]["multiply_adds"] / summary["before"]["multiply_adds"],
         "parameters": summary["after"]["parameters"],
         "shrinking": summary["shrinking"],
-        "cpu_by_epoch": [round(b - a, 2) for a, b in pairwise(meter.seconds)],
+        "cpu_by_epoch": [round(b - a, 2) for a, b in pairwise(meter.cpu)],
+        "wall_by_epoch": [round(b - a, 2) for a, b in pairwise(meter.wall)],
         "memory_by_epoch": [round(taken / 1e6, 2) for taken in meter.memory_bytes[1:]],
     }
     folder.with_suffix(".json").write_text(json.dumps(row))
@@ -217,10 +220,12 @@ def _difference(
 def write_epochs(name: str, found: list[dict[str, dict[str, Any]]]) -> str:
     """Return a table of seconds and memory in each epoch: means over the seeds."""
     n_epochs = len(found[0]["plain"]["cpu_by_epoch"])
+    has_wall = all("wall_by_epoch" in row[arm] for row in found for arm in ARMS)
+    clock = "wall_by_epoch" if name in ON_GPU and has_wall else "cpu_by_epoch"
     lines = [f"| {name}, epoch | {' | '.join(str(n + 1) for n in range(n_epochs))} |",
              f"|---|{'--:|' * n_epochs}"]  # fmt: skip
     for arm in ARMS:
-        for key, unit in (("cpu_by_epoch", "s"), ("memory_by_epoch", "MB")):
+        for key, unit in ((clock, "s"), ("memory_by_epoch", "MB")):
             epochs = zip(*(row[arm][key] for row in found), strict=True)
             cells = " | ".join(f"{statistics.fmean(each):.3g}" for each in epochs)
             lines.append(f"| {arm}, {unit} | {cells} |")
