@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.export.programs import export_model
+from archlearn.tracing.example_inputs import ExampleInputs
 from tests.cli.commands import exit_code
 
 needs_onnx = pytest.mark.skipif(
@@ -54,6 +55,74 @@ class Inconstant(nn.Module):
 def test_a_file_that_computes_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(al.FileError, match="differs from the model by"):
         export_model(Inconstant(), tmp_path / "a.pt2", "torch-export", torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, 1e-4])
+def test_small_outputs_and_nan_are_compared(
+    wrong: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Small(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 1e-5
+
+    load = torch.export.load
+    monkeypatch.setattr(torch.export, "load", lambda path: Wrong(load(path).module(), wrong))
+    with pytest.raises(al.FileError, match="differs from the model by"):
+        export_model(Small(), tmp_path / "a.pt2", "torch-export", torch.randn(2, 4))
+
+
+class Wrong:
+    """A program that is read as another one."""
+
+    def __init__(self, program: nn.Module, factor: float) -> None:
+        self.program, self.factor = program, factor
+
+    def module(self) -> Any:
+        return lambda *args: self.program(*args) * self.factor
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return self.layer(x) * scale
+
+
+@needs_onnx
+def test_arguments_by_place_and_by_name_are_exported(tmp_path: Path) -> None:
+    given = ExampleInputs((torch.randn(2, 4),), {"scale": torch.randn(2, 4)})
+    assert export_model(Two(), tmp_path / "a.onnx", "onnx", given).difference < 1e-6
+    assert export_model(Two(), tmp_path / "a.pt2", "torch-export", given).difference == 0.0
+
+
+class AsksForBatch(nn.Module):
+    """Asks for the size of the batch and the device, as the networks of diffusers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        if x.shape[0] >= 64 or x.device.type == "mps":
+            x = x.contiguous()
+        return self.last(x)
+
+
+def test_a_limit_of_the_batch_is_exported(tmp_path: Path) -> None:
+    small = al.compact(al.add_gates(AsksForBatch(), torch.randn(2, 4)))
+    assert export_model(small, tmp_path / "a.pt2", "torch-export").difference == 0.0
+    with pytest.raises(AssertionError, match="Guard failed"):
+        torch.export.load(tmp_path / "a.pt2").module()(torch.randn(64, 4))
+
+
+def test_a_model_that_asks_for_its_device_is_saved(tmp_path: Path) -> None:
+    small = al.compact(al.add_gates(AsksForBatch(), torch.randn(2, 4)))
+    al.save(small, tmp_path / "a.safetensors")
+    x = torch.randn(3, 4)
+    assert torch.equal(al.load(tmp_path / "a.safetensors")(x), small(x))
 
 
 def test_what_cannot_be_exported_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
@@ -19,6 +20,7 @@ from archlearn.gating.cost_counter import known_inputs
 from archlearn.module_utils import evaluating
 from archlearn.tracing.example_inputs import ExampleInputs
 from archlearn.tracing.output_types import tensors_in
+from archlearn.verification.certificate import difference
 
 Run = Callable[[ExampleInputs], list[Tensor]]
 Written = tuple[tuple[Path, ...], Run]
@@ -73,15 +75,15 @@ def export_model(
         warnings.simplefilter("ignore")  # of torch's own parts about one another
         try:
             paths, run = FORMATS[to](model, path, inputs)
+            differs_by = _compare(model, inputs, run)
         except (ArchlearnError, OSError):
             raise
         except Exception as error:
             raise FileError(
-                f"torch cannot export {type(model).__name__} ({first_line(error)}); its Python "
-                "source or archlearn.save may serve"
+                f"torch cannot export {type(model).__name__} to {to} ({first_line(error)}); "
+                "another format or archlearn.save may serve"
             ) from error
-        difference = _compare(model, inputs, run)
-    return Exported(paths, difference, sum(each.stat().st_size for each in paths))
+    return Exported(paths, differs_by, sum(each.stat().st_size for each in paths))
 
 
 def _write_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
@@ -138,10 +140,7 @@ def _compare(model: nn.Module, inputs: ExampleInputs, run: Run) -> float:
             if given is inputs:
                 raise
             continue
-        found = run(given)
-        for y, other in zip(expected, found, strict=True):
-            scale = y.double().abs().max().clamp(min=1.0)
-            worst = max(worst, float((y.double() - other.double()).abs().max() / scale))
+        worst = max(worst, difference(expected, run(given)))
     if not worst <= TOLERANCE:
         raise FileError(
             f"what was exported differs from the model by {worst:.1e} of its outputs' size, more "
@@ -159,12 +158,9 @@ def _any_batch(model: nn.Module, inputs: ExampleInputs) -> Any:
     by_place = tuple(tree_map(describe, value) for value in inputs.args)
     if not inputs.kwargs:
         return by_place
-    if by_place:
-        raise FileError(
-            f"the example of {type(model).__name__} has arguments by place and by name; give all "
-            "of them by name, as a dict"
-        )
-    return {name: tree_map(describe, value) for name, value in inputs.kwargs.items()}
+    names = signature(model.forward).parameters  # the first of them are given by place
+    by_name = {name: tree_map(describe, value) for name, value in inputs.kwargs.items()}
+    return dict(zip(names, by_place, strict=False)) | by_name
 
 
 FORMATS = {"onnx": _write_onnx, "torch-export": _write_program, "python": _write_source}
