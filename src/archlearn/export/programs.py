@@ -1,5 +1,6 @@
 """`export_model`: ONNX, torch.export or Python source of a model, compared with the model."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ from archlearn.tracing.output_types import tensors_in
 from archlearn.verification.certificate import difference
 
 Run = Callable[[ExampleInputs], list[Tensor]]
-Written = tuple[tuple[Path, ...], Run]
-"""The files that were written, and what runs them."""
+Written = tuple[tuple[Path, ...], Run, float]
+"""The files that were written, what runs them, and the largest batch that they are right for."""
 TOLERANCE = 1e-4
 """The largest difference to the model, for the size of its outputs; other programs sum in float32
 in an order of their own."""
@@ -38,15 +39,19 @@ class Exported:
         paths: The files.
         difference: The largest difference to the model's outputs, for their size.
         n_bytes: What the files take on disk.
+        most_rows: The largest batch that they are right for, where the model asks for its size.
+            ONNX cannot refuse larger ones.
     """
 
     paths: tuple[Path, ...]
     difference: float
     n_bytes: int
+    most_rows: float = math.inf
 
     def __str__(self) -> str:
         names = ", ".join(str(path) for path in self.paths)
-        return f"{names}: {self.n_bytes:,} bytes, differs by {self.difference:.1e}"
+        limit = f", for at most {self.most_rows} rows" if self.most_rows < math.inf else ""
+        return f"{names}: {self.n_bytes:,} bytes, differs by {self.difference:.1e}{limit}"
 
 
 def export_model(
@@ -74,7 +79,7 @@ def export_model(
     with evaluating(model), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own parts about one another
         try:
-            paths, run = FORMATS[to](model, path, inputs)
+            paths, run, most_rows = FORMATS[to](model, path, inputs)
             differs_by = _compare(model, inputs, run)
         except (ArchlearnError, OSError):
             raise
@@ -83,14 +88,15 @@ def export_model(
                 f"torch cannot export {type(model).__name__} to {to} ({first_line(error)}); "
                 "another format or archlearn.save may serve"
             ) from error
-    return Exported(paths, differs_by, sum(each.stat().st_size for each in paths))
+    n_bytes = sum(each.stat().st_size for each in paths)
+    return Exported(paths, differs_by, n_bytes, most_rows)
 
 
 def _write_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
     """Write a model as ONNX, and read it by onnxruntime."""
     import onnxruntime
 
-    torch.onnx.export(
+    made: Any = torch.onnx.export(
         model, inputs.args, path, kwargs=inputs.kwargs, dynamo=True, verbose=False,
         dynamic_shapes=_any_batch(model, inputs), external_data=False,
     )  # fmt: skip
@@ -102,7 +108,7 @@ def _write_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
         found = session.run(None, dict(zip(names, arrays, strict=True)))
         return [torch.from_numpy(array) for array in found]
 
-    return (path,), run
+    return (path,), run, _most_rows(made.exported_program)
 
 
 def _write_program(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
@@ -113,7 +119,17 @@ def _write_program(model: nn.Module, path: Path, inputs: ExampleInputs) -> Writt
     torch.export.save(program, content)
     path.write_bytes(content.getbuffer())
     loaded = torch.export.load(path).module()
-    return (path,), lambda given: tensors_in(loaded(*given.args, **given.kwargs))
+    return (path,), _runner(loaded), _most_rows(program)
+
+
+def _runner(loaded: Callable[..., Any]) -> Run:
+    return lambda given: tensors_in(loaded(*given.args, **given.kwargs))
+
+
+def _most_rows(program: torch.export.ExportedProgram) -> float:
+    """Return the largest batch for which the path was taken that was exported."""
+    limits = [each.upper for each in program.range_constraints.values()]
+    return min((int(limit) for limit in limits if limit.is_Integer), default=math.inf)
 
 
 def _write_source(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
@@ -126,7 +142,7 @@ def _write_source(model: nn.Module, path: Path, inputs: ExampleInputs) -> Writte
     names: dict[str, Any] = {}
     exec(compile(text, str(path), "exec"), names)  # what was written a moment ago
     loaded = names["load"](str(weights))
-    return (path, weights), lambda given: tensors_in(loaded(*given.args, **given.kwargs))
+    return (path, weights), _runner(loaded), math.inf
 
 
 def _compare(model: nn.Module, inputs: ExampleInputs, run: Run) -> float:
