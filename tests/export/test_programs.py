@@ -71,6 +71,14 @@ def test_small_outputs_and_nan_are_compared(
         export_model(Small(), tmp_path / "a.pt2", "torch-export", torch.randn(2, 4))
 
 
+@needs_onnx
+def test_half_precision_is_allowed_its_rounding(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).half()
+    made = export_model(net, tmp_path / "a.onnx", "onnx", torch.randn(8, 64).half())
+    assert 0.0 < made.difference < 5e-2
+
+
 class Wrong:
     """A program that is read as another one."""
 
@@ -139,6 +147,8 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
     with pytest.raises(al.FileError, match="torch cannot export Asking"):
         export_model(Asking(), tmp_path / "a.pt2", "torch-export", torch.randn(2, 4))
+    with pytest.raises(al.FileError, match="give example_inputs of two rows or more"):
+        export_model(nn.Linear(2, 2), tmp_path / "a.pt2", "torch-export", torch.randn(1, 2))
     with pytest.raises(al.InputError, match="choose one of onnx, torch-export, python"):
         export_model(compact(), tmp_path / "a", "tflite")
     with pytest.raises(al.InputError, match="give example_inputs"):

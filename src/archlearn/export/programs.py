@@ -21,7 +21,7 @@ from archlearn.gating.cost_counter import known_inputs
 from archlearn.module_utils import evaluating
 from archlearn.tracing.example_inputs import ExampleInputs
 from archlearn.tracing.output_types import tensors_in
-from archlearn.verification.certificate import difference
+from archlearn.verification.certificate import TOLERANCES, difference
 
 Run = Callable[[ExampleInputs], list[Tensor]]
 Written = tuple[tuple[Path, ...], Run, float]
@@ -29,6 +29,7 @@ Written = tuple[tuple[Path, ...], Run, float]
 TOLERANCE = 1e-4
 """The largest difference to the model, for the size of its outputs; other programs sum in float32
 in an order of their own."""
+_OTHERS = "another format or archlearn.save may serve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,11 @@ def export_model(
         except (ArchlearnError, OSError):
             raise
         except Exception as error:
+            is_one = any(x.shape[:1] == (1,) for x in inputs.tensors())
+            more = "give example_inputs of two rows or more" if is_one else _OTHERS
             raise FileError(
-                f"torch cannot export {type(model).__name__} to {to} ({first_line(error)}); "
-                "another format or archlearn.save may serve"
+                f"torch cannot export {type(model).__name__} to {to} "
+                f"({first_line(error.__cause__ or error)}); {more}"
             ) from error
     n_bytes = sum(each.stat().st_size for each in paths)
     return Exported(paths, differs_by, n_bytes, most_rows)
@@ -147,7 +150,7 @@ def _write_source(model: nn.Module, path: Path, inputs: ExampleInputs) -> Writte
 
 def _compare(model: nn.Module, inputs: ExampleInputs, run: Run) -> float:
     """Return the largest difference on the example and, where that is an input, on one row more."""
-    worst = 0.0
+    worst, allowed = 0.0, TOLERANCE
     one_row_more = inputs.map(lambda x: torch.cat([x, x[:1]]) if x.dim() else x)
     for given in (inputs, one_row_more):
         try:
@@ -157,10 +160,12 @@ def _compare(model: nn.Module, inputs: ExampleInputs, run: Run) -> float:
                 raise
             continue
         worst = max(worst, difference(expected, run(given)))
-    if not worst <= TOLERANCE:
+        halves = [y.dtype for y in expected if y.dtype in (torch.float16, torch.bfloat16)]
+        allowed = max(allowed, *(TOLERANCES[dtype] for dtype in halves), 0.0)
+    if not worst <= allowed:
         raise FileError(
             f"what was exported differs from the model by {worst:.1e} of its outputs' size, more "
-            f"than {TOLERANCE:.0e}; report the model, and keep the file that archlearn.save writes"
+            f"than {allowed:.0e}; report the model, and keep the file that archlearn.save writes"
         )
     return worst
 

@@ -19,7 +19,12 @@ from torch.fx.node import map_arg
 from archlearn.errors import FileError
 from archlearn.module_utils import find_part
 from archlearn.nn.functional import with_items
-from archlearn.serialization.layer_registry import CONTAINERS, all_layers, merge_classes
+from archlearn.serialization.layer_registry import (
+    CONTAINERS,
+    all_layers,
+    merge_classes,
+    rotary_classes_in,
+)
 from archlearn.serialization.loading import (
     add_tensors_,
     build_modules,
@@ -59,10 +64,10 @@ def write_source(
     model: nn.Module, weights: str, example_inputs: object = None
 ) -> tuple[str, dict[str, Tensor]]:
     """Return the source of a model and the tensors that its `load` reads from a file."""
-    try:
-        description, tensors = describe_model(model, example_inputs)
-    except FileError as error:
-        raise FileError(f"{error}; in place of source, {_ELSEWHERE}") from error
+    for name, kind in rotary_classes_in(model).items():
+        if issubclass(kind, nn.Module):
+            raise FileError(f"it has a {name}, which plain source cannot hold; {_ELSEWHERE}")
+    description, tensors = describe_model(model, example_inputs)
     if not is_identifier(description.class_name):
         raise FileError(f"its class is named {description.class_name!r}, which is no identifier")
     given = () if example_inputs is None else example_inputs
