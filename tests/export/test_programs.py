@@ -186,6 +186,20 @@ def test_the_command_exports_files(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "no compact model yet" in capsys.readouterr().err
 
 
+def test_the_command_compares_on_more_than_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class BlindToInputs:
+        def module(self) -> Any:
+            return lambda x: small(torch.zeros_like(x))
+
+    small, path = compact(), tmp_path / "small.safetensors"
+    al.save(small, path)
+    monkeypatch.setattr(torch.export, "load", lambda path: BlindToInputs())
+    assert call("export", path, "--to", "torch-export", "--shape", "1x6x6") == 1
+    assert "differs from the model by" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("to", FORMATS)
 def test_full_disk_is_no_fault_of_the_model(tmp_path: Path, to: str) -> None:
     for name in ("small", "small.safetensors"):
