@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import archlearn as al
+from archlearn.export.programs import export_model
 from archlearn.verification.precision import exchanging
 from benchmarks.torchvision_import import import_models
 
@@ -444,3 +445,19 @@ def test_the_stock_trainer_trains_a_gated_bert_on_labels(tmp_path: Path) -> None
     small: Any = al.compact(gated.eval())
     torch.testing.assert_close(small(**example).loss, gated(**example).loss)
     torch.testing.assert_close(small(**example).logits, gated(**example).logits)
+
+
+def test_experts_that_take_no_float64_come_with_advice_that_helps() -> None:
+    sizes = {**SMALL, **TOKENS, "num_key_value_heads": 2, "num_local_experts": 2}
+    net = hf.MixtralForCausalLM(hf.MixtralConfig(**sizes)).float()
+    given = {"input_ids": tokens(), "use_cache": False}
+    with pytest.raises(al.SurgeryError, match=r"set_experts_implementation\('eager'\)"):
+        al.compact(al.add_gates(net, given))
+    net.set_experts_implementation("eager")
+    assert al.compact(al.add_gates(net, given)).certificate.difference_float64 < 1e-10
+
+
+def test_source_of_a_llama_is_refused_with_what_else_can_be_written(tmp_path: Path) -> None:
+    small = al.compact(al.add_gates(llama().eval(), {"input_ids": tokens(), "use_cache": False}))
+    with pytest.raises(al.FileError, match=r"LlamaRotaryEmbedding, which plain.*torch-export or"):
+        export_model(small, tmp_path / "a.py", "python")

@@ -493,6 +493,7 @@ ATTRIBUTES: dict[str, AttributeSpec] = {
     **_attributes("requires_grad", describes=True),
     **_attributes("T mT", views=True),
     **_attributes("data", views=True, is_saved=False),
+    **_attributes("type", about=KIND),  # of devices
     **_attributes("values indices min max eps tiny"),  # of results with names, and of dtypes
 }
 

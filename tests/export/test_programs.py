@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.export.programs import export_model
+from archlearn.tracing.example_inputs import ExampleInputs
 from tests.cli.commands import exit_code
 
 needs_onnx = pytest.mark.skipif(
@@ -56,6 +57,89 @@ def test_a_file_that_computes_something_else_is_refused(tmp_path: Path) -> None:
         export_model(Inconstant(), tmp_path / "a.pt2", "torch-export", torch.randn(2, 4))
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, 1e-4])
+def test_small_outputs_and_nan_are_compared(
+    wrong: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Small(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 1e-5
+
+    load = torch.export.load
+    monkeypatch.setattr(torch.export, "load", lambda path: Wrong(load(path).module(), wrong))
+    with pytest.raises(al.FileError, match="differs from the model by"):
+        export_model(Small(), tmp_path / "a.pt2", "torch-export", torch.randn(2, 4))
+
+
+@needs_onnx
+def test_half_precision_is_allowed_its_rounding(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).half()
+    made = export_model(net, tmp_path / "a.onnx", "onnx", torch.randn(8, 64).half())
+    assert 0.0 < made.difference < 5e-2
+
+
+class Wrong:
+    """A program that is read as another one."""
+
+    def __init__(self, program: nn.Module, factor: float) -> None:
+        self.program, self.factor = program, factor
+
+    def module(self) -> Any:
+        return lambda *args: self.program(*args) * self.factor
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return self.layer(x) * scale
+
+
+@needs_onnx
+def test_arguments_by_place_and_by_name_are_exported(tmp_path: Path) -> None:
+    given = ExampleInputs((torch.randn(2, 4),), {"scale": torch.randn(2, 4)})
+    assert export_model(Two(), tmp_path / "a.onnx", "onnx", given).difference < 1e-6
+    assert export_model(Two(), tmp_path / "a.pt2", "torch-export", given).difference == 0.0
+
+
+class AsksForBatch(nn.Module):
+    """Asks for the size of the batch and the device, as the networks of diffusers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        if x.shape[0] >= 64 or x.device.type == "mps":
+            x = x.contiguous()
+        return self.last(x)
+
+
+def test_a_limit_of_the_batch_is_exported(tmp_path: Path) -> None:
+    small = al.compact(al.add_gates(AsksForBatch(), torch.randn(2, 4)))
+    assert "at most 63 rows" in str(export_model(small, tmp_path / "a.pt2", "torch-export"))
+    with pytest.raises(AssertionError, match="Guard failed"):
+        torch.export.load(tmp_path / "a.pt2").module()(torch.randn(64, 4))
+
+
+@needs_onnx
+def test_a_limit_that_onnx_cannot_hold_is_told(tmp_path: Path) -> None:
+    small = al.compact(al.add_gates(AsksForBatch(), torch.randn(2, 4)))
+    assert export_model(small, tmp_path / "a.onnx", "onnx").most_rows == 63
+    assert "rows" not in str(export_model(compact(), tmp_path / "b.onnx", "onnx"))
+
+
+def test_a_model_that_asks_for_its_device_is_saved(tmp_path: Path) -> None:
+    small = al.compact(al.add_gates(AsksForBatch(), torch.randn(2, 4)))
+    al.save(small, tmp_path / "a.safetensors")
+    x = torch.randn(3, 4)
+    assert torch.equal(al.load(tmp_path / "a.safetensors")(x), small(x))
+
+
 def test_what_cannot_be_exported_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Asking(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -63,6 +147,8 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
     with pytest.raises(al.FileError, match="torch cannot export Asking"):
         export_model(Asking(), tmp_path / "a.pt2", "torch-export", torch.randn(2, 4))
+    with pytest.raises(al.FileError, match="give example_inputs of two rows or more"):
+        export_model(nn.Linear(2, 2), tmp_path / "a.pt2", "torch-export", torch.randn(1, 2))
     with pytest.raises(al.InputError, match="choose one of onnx, torch-export, python"):
         export_model(compact(), tmp_path / "a", "tflite")
     with pytest.raises(al.InputError, match="give example_inputs"):
@@ -98,6 +184,20 @@ def test_the_command_exports_files(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "run" / "config.toml").touch()
     assert call("export", tmp_path / "run", "--to", "python") == 1
     assert "no compact model yet" in capsys.readouterr().err
+
+
+def test_the_command_compares_on_more_than_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class BlindToInputs:
+        def module(self) -> Any:
+            return lambda x: small(torch.zeros_like(x))
+
+    small, path = compact(), tmp_path / "small.safetensors"
+    al.save(small, path)
+    monkeypatch.setattr(torch.export, "load", lambda path: BlindToInputs())
+    assert call("export", path, "--to", "torch-export", "--shape", "1x6x6") == 1
+    assert "differs from the model by" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("to", FORMATS)

@@ -269,3 +269,32 @@ def test_an_object_is_no_layer(tmp_path: Path) -> None:
     al.save(choosing(), tmp_path / "net.safetensors", modules={"Choosing": Choosing})
     with pytest.raises(al.FileError, match="in the layer '1'"):
         al.load(tmp_path / "net.safetensors", modules={"Choosing": Settings})
+
+
+class Strides(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.as_strided((2,), (2,))
+
+
+class ReadsData(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.data
+
+
+@pytest.mark.parametrize(("kind", "named"), [(Strides, "as_strided"), (ReadsData, "data")])
+def test_a_call_that_no_file_may_name_comes_with_advice_that_helps(
+    kind: type[nn.Module], named: str, tmp_path: Path
+) -> None:
+    x, path = torch.randn(2, 2), tmp_path / "a.safetensors"
+    with pytest.raises(al.FileError, match=rf"{named}.*put the call into a submodule, .*modules="):
+        al.save(kind(), path, x)
+    net = nn.Sequential(nn.Linear(2, 2), kind())
+    al.save(net, path, x, modules={"Own": kind})
+    assert torch.equal(al.load(path, modules={"Own": kind})(x), net(x))
+
+
+def test_a_tensor_that_was_put_into_a_layer_is_named_with_where_it_belongs(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    net[0].register_buffer("extra", torch.ones(2))
+    with pytest.raises(al.FileError, match=r"'0.extra'.*belongs into a module of one's own"):
+        al.save(net, tmp_path / "a.safetensors")

@@ -336,3 +336,27 @@ class AsksLate(nn.Module):
 def test_what_hangs_on_many_calls_can_be_asked() -> None:
     """A ViT of 22 blocks had lost its streams and heads: Python's stack ended at a question."""
     assert list(al.width_gates(al.add_gates(AsksLate(), torch.randn(2, 3)))) == ["first"]
+
+
+class Slices(nn.Module):
+    """Calls parts of an `nn.Sequential`, which are modules of no name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[:2](x)
+        return self.last(x + self.layers[2:](x))
+
+
+def test_slices_of_a_sequential_are_followed() -> None:
+    x = torch.randn(2, 5)
+    model = al.add_gates(Slices().eval(), x)
+    gates = al.width_gates(model)
+    with torch.no_grad():
+        next(iter(gates.values()))[:3] = 0.0
+    small = al.compact(model)
+    assert small.layers[0].out_features == 5
+    torch.testing.assert_close(small(x), model(x))

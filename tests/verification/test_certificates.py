@@ -316,3 +316,12 @@ def test_random_numbers_in_evaluation_mode_are_said_to_be_the_reason() -> None:
     with pytest.raises(al.CertificateError, match="no random numbers in evaluation mode"):
         al.compact(gated)
     assert al.compact(gated, certified=False).last.in_features == 4
+
+
+def test_a_certificate_that_can_see_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(2, 4)
+    al.compact(al.add_gates(net, x))
+    assert not caplog.messages
+    nn.init.zeros_(net[2].weight)
+    al.compact(al.add_gates(net, x))
+    assert "returns the same for all inputs" in caplog.text

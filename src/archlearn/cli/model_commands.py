@@ -311,14 +311,18 @@ def _export_pretrained(path: Path, out: Path | None, config: Path | None) -> Non
 
 
 def _make_example(network: "nn.Module", shape: tuple[int, ...]) -> "Tensor":
-    """Return two examples of zeros: tokens where the network reads such."""
+    """Return two random examples (zeros hide weights): tokens where the network reads such."""
     import torch
     from torch import nn
 
     from archlearn.training.objectives import in_format_of
 
-    reads_tokens = any(isinstance(module, nn.Embedding) for module in network.modules())
-    example = torch.zeros(2, *shape, dtype=torch.long if reads_tokens else None)
+    drawn = torch.Generator().manual_seed(0)
+    tables = [m.num_embeddings for m in network.modules() if isinstance(m, nn.Embedding)]
+    if tables:
+        example = torch.randint(min(tables), (2, *shape), generator=drawn)
+    else:
+        example = torch.randn(2, *shape, generator=drawn)
     return in_format_of(network, example)
 
 

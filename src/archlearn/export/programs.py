@@ -1,8 +1,10 @@
 """`export_model`: ONNX, torch.export or Python source of a model, compared with the model."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
@@ -19,13 +21,15 @@ from archlearn.gating.cost_counter import known_inputs
 from archlearn.module_utils import evaluating
 from archlearn.tracing.example_inputs import ExampleInputs
 from archlearn.tracing.output_types import tensors_in
+from archlearn.verification.certificate import TOLERANCES, difference
 
 Run = Callable[[ExampleInputs], list[Tensor]]
-Written = tuple[tuple[Path, ...], Run]
-"""The files that were written, and what runs them."""
+Written = tuple[tuple[Path, ...], Run, float]
+"""The files that were written, what runs them, and the largest batch that they are right for."""
 TOLERANCE = 1e-4
 """The largest difference to the model, for the size of its outputs; other programs sum in float32
 in an order of their own."""
+_OTHERS = "another format or archlearn.save may serve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +40,19 @@ class Exported:
         paths: The files.
         difference: The largest difference to the model's outputs, for their size.
         n_bytes: What the files take on disk.
+        most_rows: The largest batch that they are right for, where the model asks for its size.
+            ONNX cannot refuse larger ones.
     """
 
     paths: tuple[Path, ...]
     difference: float
     n_bytes: int
+    most_rows: float = math.inf
 
     def __str__(self) -> str:
         names = ", ".join(str(path) for path in self.paths)
-        return f"{names}: {self.n_bytes:,} bytes, differs by {self.difference:.1e}"
+        limit = f", for at most {self.most_rows} rows" if self.most_rows < math.inf else ""
+        return f"{names}: {self.n_bytes:,} bytes, differs by {self.difference:.1e}{limit}"
 
 
 def export_model(
@@ -72,23 +80,26 @@ def export_model(
     with evaluating(model), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own parts about one another
         try:
-            paths, run = FORMATS[to](model, path, inputs)
+            paths, run, most_rows = FORMATS[to](model, path, inputs)
+            differs_by = _compare(model, inputs, run)
         except (ArchlearnError, OSError):
             raise
         except Exception as error:
+            is_one = any(x.shape[:1] == (1,) for x in inputs.tensors())
+            more = "give example_inputs of two rows or more" if is_one else _OTHERS
             raise FileError(
-                f"torch cannot export {type(model).__name__} ({first_line(error)}); its Python "
-                "source or archlearn.save may serve"
+                f"torch cannot export {type(model).__name__} to {to} "
+                f"({first_line(error.__cause__ or error)}); {more}"
             ) from error
-        difference = _compare(model, inputs, run)
-    return Exported(paths, difference, sum(each.stat().st_size for each in paths))
+    n_bytes = sum(each.stat().st_size for each in paths)
+    return Exported(paths, differs_by, n_bytes, most_rows)
 
 
 def _write_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
     """Write a model as ONNX, and read it by onnxruntime."""
     import onnxruntime
 
-    torch.onnx.export(
+    made: Any = torch.onnx.export(
         model, inputs.args, path, kwargs=inputs.kwargs, dynamo=True, verbose=False,
         dynamic_shapes=_any_batch(model, inputs), external_data=False,
     )  # fmt: skip
@@ -100,7 +111,7 @@ def _write_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
         found = session.run(None, dict(zip(names, arrays, strict=True)))
         return [torch.from_numpy(array) for array in found]
 
-    return (path,), run
+    return (path,), run, _most_rows(made.exported_program)
 
 
 def _write_program(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
@@ -111,7 +122,17 @@ def _write_program(model: nn.Module, path: Path, inputs: ExampleInputs) -> Writt
     torch.export.save(program, content)
     path.write_bytes(content.getbuffer())
     loaded = torch.export.load(path).module()
-    return (path,), lambda given: tensors_in(loaded(*given.args, **given.kwargs))
+    return (path,), _runner(loaded), _most_rows(program)
+
+
+def _runner(loaded: Callable[..., Any]) -> Run:
+    return lambda given: tensors_in(loaded(*given.args, **given.kwargs))
+
+
+def _most_rows(program: torch.export.ExportedProgram) -> float:
+    """Return the largest batch for which the path was taken that was exported."""
+    limits = [each.upper for each in program.range_constraints.values()]
+    return min((int(limit) for limit in limits if limit.is_Integer), default=math.inf)
 
 
 def _write_source(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
@@ -124,12 +145,12 @@ def _write_source(model: nn.Module, path: Path, inputs: ExampleInputs) -> Writte
     names: dict[str, Any] = {}
     exec(compile(text, str(path), "exec"), names)  # what was written a moment ago
     loaded = names["load"](str(weights))
-    return (path, weights), lambda given: tensors_in(loaded(*given.args, **given.kwargs))
+    return (path, weights), _runner(loaded), math.inf
 
 
 def _compare(model: nn.Module, inputs: ExampleInputs, run: Run) -> float:
     """Return the largest difference on the example and, where that is an input, on one row more."""
-    worst = 0.0
+    worst, allowed = 0.0, TOLERANCE
     one_row_more = inputs.map(lambda x: torch.cat([x, x[:1]]) if x.dim() else x)
     for given in (inputs, one_row_more):
         try:
@@ -138,14 +159,13 @@ def _compare(model: nn.Module, inputs: ExampleInputs, run: Run) -> float:
             if given is inputs:
                 raise
             continue
-        found = run(given)
-        for y, other in zip(expected, found, strict=True):
-            scale = y.double().abs().max().clamp(min=1.0)
-            worst = max(worst, float((y.double() - other.double()).abs().max() / scale))
-    if not worst <= TOLERANCE:
+        worst = max(worst, difference(expected, run(given)))
+        halves = [y.dtype for y in expected if y.dtype in (torch.float16, torch.bfloat16)]
+        allowed = max(allowed, *(TOLERANCES[dtype] for dtype in halves), 0.0)
+    if not worst <= allowed:
         raise FileError(
             f"what was exported differs from the model by {worst:.1e} of its outputs' size, more "
-            f"than {TOLERANCE:.0e}; report the model, and keep the file that archlearn.save writes"
+            f"than {allowed:.0e}; report the model, and keep the file that archlearn.save writes"
         )
     return worst
 
@@ -159,12 +179,9 @@ def _any_batch(model: nn.Module, inputs: ExampleInputs) -> Any:
     by_place = tuple(tree_map(describe, value) for value in inputs.args)
     if not inputs.kwargs:
         return by_place
-    if by_place:
-        raise FileError(
-            f"the example of {type(model).__name__} has arguments by place and by name; give all "
-            "of them by name, as a dict"
-        )
-    return {name: tree_map(describe, value) for name, value in inputs.kwargs.items()}
+    names = signature(model.forward).parameters  # the first of them are given by place
+    by_name = {name: tree_map(describe, value) for name, value in inputs.kwargs.items()}
+    return dict(zip(names, by_place, strict=False)) | by_name
 
 
 FORMATS = {"onnx": _write_onnx, "torch-export": _write_program, "python": _write_source}

@@ -19,7 +19,12 @@ from torch.fx.node import map_arg
 from archlearn.errors import FileError
 from archlearn.module_utils import find_part
 from archlearn.nn.functional import with_items
-from archlearn.serialization.layer_registry import CONTAINERS, all_layers, merge_classes
+from archlearn.serialization.layer_registry import (
+    CONTAINERS,
+    all_layers,
+    merge_classes,
+    rotary_classes_in,
+)
 from archlearn.serialization.loading import (
     add_tensors_,
     build_modules,
@@ -41,6 +46,7 @@ _BINARY = {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and_": "&", "or_": "|",
     "xor": "^",
 }  # fmt: skip
+_ELSEWHERE = "export to torch-export or onnx, or keep the file that archlearn.save writes"
 _STEP = "    "
 _PARTS = "_Parts"
 _PARTS_SOURCE = f"""\
@@ -58,6 +64,9 @@ def write_source(
     model: nn.Module, weights: str, example_inputs: object = None
 ) -> tuple[str, dict[str, Tensor]]:
     """Return the source of a model and the tensors that its `load` reads from a file."""
+    for name, kind in rotary_classes_in(model).items():
+        if issubclass(kind, nn.Module):
+            raise FileError(f"it has a {name}, which plain source cannot hold; {_ELSEWHERE}")
     description, tensors = describe_model(model, example_inputs)
     if not is_identifier(description.class_name):
         raise FileError(f"its class is named {description.class_name!r}, which is no identifier")
@@ -197,7 +206,7 @@ class _Source:
         if entry.kind not in known or not entry.kind.startswith("torch.nn."):
             raise FileError(
                 f"the layer {path!r} is of class {entry.kind}, which plain source cannot hold; "
-                "export to torch-export or onnx, or keep the file that archlearn.save writes"
+                f"{_ELSEWHERE}"
             )
         given = {name: decode(value) for name, value in entry.arguments.items()}
         for name in _SAME_FOR_ALL_DIMS:
@@ -360,7 +369,9 @@ class _Function:
         for node in self._placeholders():
             name = str(node.target)
             if name.startswith("*"):
-                raise FileError(f"its forward takes {name}, which plain source cannot show")
+                raise FileError(
+                    f"its forward takes {name}, which plain source cannot show; {_ELSEWHERE}"
+                )
             default = [f"={_literal(value)}" for value in node.args]
             shown.append(name + (default[0] if default else ": Tensor"))
         return ", ".join(shown)
@@ -428,10 +439,7 @@ class _Function:
         if home == "operator" and name in _BINARY and len(args) == 2:
             return f"{_literal(args[0])} {_BINARY[name]} {_literal(args[1])}"
         if home.startswith(("archlearn", "torchvision")):
-            raise FileError(
-                f"it calls {function}, which plain source cannot hold; export to torch-export "
-                "or onnx, or keep the file that archlearn.save writes"
-            )
+            raise FileError(f"it calls {function}, which plain source cannot hold; {_ELSEWHERE}")
         shown = _arguments(args, _shorten(target, name, kwargs))
         return f"{function.removeprefix('collections.')}({shown})"
 

@@ -220,7 +220,10 @@ def _add_tensor_(root: nn.Module, path: str, entry: TensorEntry) -> None:
         else:
             module.register_buffer(name, empty, persistent=entry.role == "buffer")
     else:
-        raise FileError(f"it holds the tensor {shorten(path)}, for which the layer has no place")
+        raise FileError(
+            f"it holds the tensor {shorten(path)}, for which the layer has no place; a tensor of "
+            "one's own belongs into a module of one's own, such as the one that calls the layer"
+        )
 
 
 def _check_fit(path: str, entry: TensorEntry, present: Tensor) -> None:

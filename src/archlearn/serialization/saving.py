@@ -16,6 +16,7 @@ from archlearn.analysis.original_channels import write_kept
 from archlearn.errors import FileError, check_kind
 from archlearn.gating.gate_container import CONTAINER, GateContainer
 from archlearn.module_utils import find_tensor
+from archlearn.op_table import ATTRIBUTES
 from archlearn.serialization.file_format import DTYPES, FORMAT, VERSION, write, write_certificate
 from archlearn.serialization.layer_registry import (
     CONTAINERS,
@@ -31,7 +32,13 @@ from archlearn.serialization.layer_registry import (
 )
 from archlearn.serialization.loading import check_nesting, rebuild
 from archlearn.serialization.schema import Description, ModuleEntry, NodeEntry, TensorEntry
-from archlearn.serialization.values import MODEL_OUTPUTS, encode, name_operation
+from archlearn.serialization.values import (
+    MODEL_OUTPUTS,
+    NOT_NAMED,
+    SAVED_METHODS,
+    encode,
+    name_operation,
+)
 from archlearn.tracing.block_hooks import find_hooked, list_hooks
 from archlearn.tracing.generated_forward import (
     check_forwards,
@@ -224,9 +231,13 @@ def _describe_node(node: fx.Node, args: Any, kwargs: Any) -> NodeEntry:
 
 
 def _describe_target(node: fx.Node, args: Any, kwargs: Any) -> tuple[object, Any]:
+    if node.op == "call_method" and node.target not in SAVED_METHODS:
+        raise FileError(f"the model calls Tensor.{node.target}, {NOT_NAMED}")
     if node.op != "call_function":
         return str(node.target), args
     kind: Any = node.target
+    if kind is getattr and not (args[1] in ATTRIBUTES and ATTRIBUTES[args[1]].is_saved):
+        raise FileError(f"the model reads the attribute {args[1]!r} of a value, {NOT_NAMED}")
     if not is_construction(kind) or kind is OrderedDict:
         return name_operation(kind), args
     if kind.__module__ == MODEL_OUTPUTS:

@@ -32,6 +32,12 @@ MODEL_OUTPUTS = "transformers.modeling_outputs"
 """The module whose records, such as `BaseModelOutput`, a file may name as outputs."""
 
 
+NOT_NAMED = (
+    "which is not an operation that a file may name; put the call into a submodule, mark that as a "
+    "leaf and pass its class in modules={'name': Class}"
+)
+
+
 def name_operation(target: object) -> str:
     """Return the name under which a function of the graph is written."""
     home = str(getattr(target, "__module__", None))
@@ -40,10 +46,7 @@ def name_operation(target: object) -> str:
         if operation is target:
             return name
     label = getattr(target, "__qualname__", repr(target))
-    raise FileError(
-        f"the model calls {home}.{label}, which is not an operation that a file may name; put the "
-        "call into a submodule, mark that as a leaf and pass its class in modules={'name': Class}"
-    )
+    raise FileError(f"the model calls {home}.{label}, {NOT_NAMED}")
 
 
 def find_operation(name: object) -> Operation:

@@ -284,8 +284,14 @@ def _certify_bound(comparison: Comparison) -> Certificate:
     except ArchlearnError:
         raise
     except Exception as error:
+        advice = "mark the part that fails in leaves=[...] of add_gates, and report the model"
+        if "Double" in str(error):
+            advice = (
+                "use an operation that takes float64 (for experts of transformers: "
+                "set_experts_implementation('eager') before add_gates), or compact the model with "
+                "certified=False"
+            )
         raise SurgeryError(
             "the compact model cannot be certified, for it or the gated one does not run on the "
-            f"example inputs in float64 or in its own precision: {first_line(error)}; mark the "
-            "part that fails in leaves=[...] of add_gates, and report the model"
+            f"example inputs in float64 or in its own precision: {first_line(error)}; {advice}"
         ) from error

@@ -268,6 +268,8 @@ def is_plain(value: Any) -> bool:
 def _is_equal(given: Any, fixed: Any) -> bool:
     if isinstance(given, Tensor):
         return False
+    if isinstance(given, torch.SymBool):  # torch.export cannot compare what asks for a size
+        given = bool(given)
     try:
         return bool(given == fixed)
     except (RuntimeError, ValueError, TypeError):  # tensors and arrays inside

@@ -294,8 +294,8 @@ class ArchTracer(fx.Tracer):
         if is_untraced() or threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         check_gradients()  # whoever switched them off is the caller
-        if m not in self._installed and not list(m.parameters()):
-            return forward(*args, **kwargs)  # made in a forward, such as nn.ReLU()(x)
+        if m not in self._installed and (type(m) is nn.Sequential or not list(m.parameters())):
+            return forward(*args, **kwargs)  # made in a forward: nn.ReLU()(x), self.layers[:2](x)
         if not args and set(kwargs) == {"input"} and type(m).__module__.startswith("torch.nn"):
             args, kwargs = (kwargs["input"],), {}
         if not self.is_leaf_module(m, self.path_of_module(m)):

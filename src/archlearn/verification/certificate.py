@@ -345,6 +345,8 @@ class Comparison:
             rows = trial.n_rows and (trial.n_rows,)
             if rows and not all(x.shape[:1] == rows and x.isfinite().all() for x in wide_outputs):
                 raise InputError("there is not one output a row, so rows cannot be left out")
+            if trial.n_inputs > 1 and not any(map(_differs_by_row, wide_outputs)):
+                _log.warning(_BLIND, type(self.models[0]).__name__)
             wide = difference(wide_outputs, self._run(1, double))
         if not doubles:
             return wide, wide
@@ -390,6 +392,16 @@ def compare_in_both_modes(first: nn.Module, second: nn.Module, inputs: ExampleIn
         if _draws(first, wide):
             return found
         return max(found, difference(outputs, _run(second, wide)))
+
+
+_BLIND = (
+    "%s returns the same for all inputs, so its certificate says nothing of most weights; if its "
+    "last layer is all zeros, train it or fill it before"
+)
+
+
+def _differs_by_row(output: Tensor) -> bool:
+    return bool((output != output[:1]).any()) if output.dim() else True
 
 
 def _draws(model: nn.Module, inputs: ExampleInputs) -> bool:
