@@ -119,7 +119,8 @@ def test_the_search_is_counted_apart() -> None:
 
 def test_the_table_marks_the_first_and_dashes_what_cannot_be() -> None:
     rows = results(OURS, [99.0, 99.2]) + results("svd", [98.0, 98.2])
-    accuracies, costs = VERDICT.tabulate(VERDICT.derive(rows))
+    accuracies, costs, leads = VERDICT.tabulate(VERDICT.derive(rows))
+    assert leads.rows == (("svd", "1.000 ± 0.000", "–"),)
     assert accuracies.rows == ((OURS, "**99.10 ± 0.14**", "–"), ("svd", "98.10 ± 0.14", "–"))
     assert [row[2] for row in costs.rows] == ["yes", "yes"]
 
@@ -127,7 +128,7 @@ def test_the_table_marks_the_first_and_dashes_what_cannot_be() -> None:
 def test_the_table_says_where_seeds_are_more_or_fewer_than_most_have() -> None:
     rows = results(OURS, [99.0, 99.2, 99.1]) + results("l0 gates", [98.0])
     rows += results("svd", [98.0, 98.2]) + results("taylor", [97.0, 97.2])
-    accuracies, _ = VERDICT.tabulate(VERDICT.derive(rows))
+    accuracies, *_ = VERDICT.tabulate(VERDICT.derive(rows))
     assert [row[1] for row in accuracies.rows] == [
         "**99.10 ± 0.10** (3 seeds)", "98.00 (1 seeds)", "97.10 ± 0.14", "98.10 ± 0.14",
     ]  # fmt: skip

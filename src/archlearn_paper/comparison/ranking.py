@@ -136,7 +136,7 @@ class MethodRanking:
         ]
 
     def tabulate(self, derived: Derived) -> list[ResultTable]:
-        """Return accuracies by method and budget, and what each method took."""
+        """Return accuracies by method and budget, what each took, and how ours compares."""
         results, sources = derived["results"], {each.name: each.source for each in self._methods}
 
         def write(budget: str) -> Callable[[str], str]:
@@ -171,7 +171,21 @@ class MethodRanking:
             "methods have."
         )
         methods = [method for method in self._names if results.get(method)]
-        return [make_table(methods, accuracies, title), make_table(methods, costs)]
+        tables = [make_table(methods, accuracies, title), make_table(methods, costs)]
+        others = [method for method in methods if method != OURS]
+        if OURS not in methods or not others:
+            return tables
+
+        def beside(budget: str) -> Callable[[str], str]:
+            ours = results[OURS].get(budget, {"by_seed": {}})["by_seed"]
+            return lambda method: _write_lead(ours, results[method].get(budget))
+
+        leads: list[Column] = [
+            ("method", str),
+            *((f"{budget:,} parameters", beside(str(budget))) for budget in self._budgets),
+        ]
+        title = f"Points by which {OURS} is ahead, seed by seed, with the error of the mean"
+        return [*tables, make_table(others, leads, title)]
 
 
 def _spent(groups: Sequence[Sequence[Row]]) -> list[float]:
@@ -214,6 +228,11 @@ def _check_l0_sizes(derived: Derived) -> Check:
         bound=f"within a factor of {NEAR}",
         met=all(1 / NEAR <= size / budget <= NEAR for budget, size in nearest.items()),
     )
+
+
+def _write_lead(ours: Mapping[str, float], theirs: Mapping[str, Any] | None) -> str:
+    found = pair_by_seed(ours, theirs["by_seed"]) if theirs else []
+    return write_with_error(measure_spread(found), "±") if found else NOTHING
 
 
 def _write(numbers: Mapping[str, Any] | None, derived: Derived, budget: str) -> str:
