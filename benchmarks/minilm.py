@@ -47,8 +47,10 @@ LARGEST_LOSS, LEAST_SPEED = 1.0, 2.0
 """At 40 %: points below the original, and how many times as fast at batch 64."""
 BATCH_SIZES = (64, 1)
 KINDS = ("plain", "ours", "magnitude", "taylor", "drop")
-SHALLOW, DISCOUNT = "ours, shallow", 8
-"""Ours with earnings of branches divided by this, so that whole blocks go sooner, at 40 %."""
+SHALLOW, COARSE = "ours, shallow", "ours, coarse"
+DISCOUNTS, MULTIPLES = {SHALLOW: 8, COARSE: 32}, {COARSE: 64}
+"""Ours with earnings of branches divided by these, so that whole blocks go sooner, at 40 %; coarse:
+with widths in multiples of 64, too, so that no block stays for the sake of a few channels."""
 TEACHER, TEACHER_WEIGHT = "+teacher", 0.9
 """Ends the kind of a row that learns from the start, and how much of the loss is its."""
 Row = dict[str, Any]
@@ -199,7 +201,7 @@ def make(job: Job, files: Files, starts: Path | None) -> Row:
     kind, has_teacher = job.kind.removesuffix(TEACHER), job.kind.endswith(TEACHER)
     teacher = copy.deepcopy(net).to(device).eval() if has_teacher else None
     limit = count_encoder(net, example) * job.share / 100
-    if kind in ("ours", SHALLOW):
+    if kind in ("ours", SHALLOW, COARSE):
         net, learnt = learn(net, train, example, limit, job, teacher)
         row |= learnt
     else:
@@ -237,8 +239,8 @@ def learn(
         model,
         count_steps(train, EPOCHS),
         budget={"multiply_adds": limit},
-        multiple_of=MULTIPLE,
-        schedule=al.GateSchedule(branch_discount=DISCOUNT if job.kind == SHALLOW else 1),
+        multiple_of=MULTIPLES.get(job.kind, MULTIPLE),
+        schedule=al.GateSchedule(branch_discount=DISCOUNTS.get(job.kind, 1)),
     )
     train_(model, train, job, teacher, gates)
     small = al.compact(model.cpu().eval())
@@ -336,7 +338,8 @@ def jobs_of(stage: int, rows: list[Row]) -> list[Job]:
             for kind in KINDS
         ]
     if stage == LAST_STAGE:
-        return [Job(SHALLOW, TRIED_SHARE, seed, best_rate(rows, "ours")) for seed in SEEDS]
+        rate = best_rate(rows, "ours")
+        return [Job(kind, TRIED_SHARE, seed, rate) for kind in (SHALLOW, COARSE) for seed in SEEDS]
     kinds = kinds_to_compare(rows)
     end = TEACHER if stage == LAST_STAGE - 1 else ""
     return [
@@ -516,9 +519,11 @@ def _head(rows: list[Row], times: list[Row]) -> list[str]:
         f"{START_EPOCHS} epochs (start), then each row for {EPOCHS} more. Plain: trained on. Ours: "
         "`GateOptimizer` with its own settings and a budget of so many of the encoder's "
         f"multiply-adds, widths in multiples of {MULTIPLE}. Ours, shallow: the same at 41d6448, "
-        f"with `branch_discount={DISCOUNT}`, from starts that were made again. Gates within heads "
-        "came between: few blocks go as a whole, and late ones keep 8 to 56 channels, which "
-        "cost next to no multiply-adds, but time. Magnitude, taylor: Torch-Pruning, one "
+        f"with `branch_discount={DISCOUNTS[SHALLOW]}`, from starts that were made again. Gates "
+        "within heads came between: few blocks go as a whole, and late ones keep 8 to 56 channels, "
+        "which cost next to no multiply-adds, but time; coarse: with "
+        f"`branch_discount={DISCOUNTS[COARSE]}` and widths in multiples of {MULTIPLES[COARSE]}, "
+        "from starts made once more. Magnitude, taylor: Torch-Pruning, one "
         "ratio for all layers, heads named by `num_heads`, widths of a head in multiples of "
         f"{THEIR_MULTIPLE}, the least ratio that fits. "
         "Drop: the last layers go until the rest fits. "
@@ -566,7 +571,7 @@ def _groups(rows: list[Row]) -> list[tuple[str, int]]:
 
 
 def _order(kind: str) -> tuple[bool, int]:
-    kinds = ("start", *KINDS, SHALLOW)
+    kinds = ("start", *KINDS, SHALLOW, COARSE)
     return kind.endswith(TEACHER), kinds.index(kind.removesuffix(TEACHER))
 
 
@@ -598,7 +603,7 @@ def _differences(rows: list[Row]) -> list[str]:
     """Return ours against the others of the same seed."""
     lines = ["Ours against others, test points, paired by seed (± the error of the mean):", ""]
     pairs = [(f"ours{end}", share, end) for end in ("", TEACHER) for share in (60, 40, 25)]
-    for own, share, end in [*pairs, (SHALLOW, TRIED_SHARE, "")]:
+    for own, share, end in [*pairs, (SHALLOW, TRIED_SHARE, ""), (COARSE, TRIED_SHARE, "")]:
         ours = _of(rows, own, share)
         others = [("start", 100), ("plain", 100), *((k + end, share) for k in KINDS[2:])]
         for kind, other in others:

@@ -88,7 +88,7 @@ CASES = {
     "vgg": Case(f"{NETWORKS['vgg16-bn']} epochs=30", "multiply_adds=26%", 0.65, _EIGHTS),
     "resnet56": Case(f"{NETWORKS['resnet56']} epochs=30", "multiply_adds=50%", 0.9, _EIGHTS),
     "resnet50": Case(
-        "model=benchmarks.shrinking:resnet50 data=cifar-10 resize=224 limit=5000 epochs=16 "
+        "model=benchmarks.shrinking:resnet50 data=cifar-10 resize=224 limit=20000 epochs=8 "
         "batch_size=100 learning_rate=0.05 precision=bf16-mixed",
         "multiply_adds=50%",
         0.8,

@@ -211,7 +211,7 @@ def _give_back(body: DeviceStep, kept: list[Tensor]) -> None:
 
 logger = logging.getLogger(__name__)
 _MOST_BYTES_ON_DEVICE = 8 << 30
-_MOST_PARAMETERS_TO_CAPTURE = 20_000_000
+_MOST_PARAMETERS_TO_CAPTURE = 100_000_000
 
 
 def can_capture(settings: RunSettings, model: nn.Module, dataset: Dataset, fabric: Fabric) -> bool:
