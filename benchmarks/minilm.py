@@ -465,7 +465,7 @@ def rebuild(row: Row, files: Files) -> nn.Module:
     limit = count_encoder(net, example) * row["share"] / 100
     if kind == "drop":
         drop_layers_(net, example, limit)
-    elif kind == "ours":
+    elif kind.startswith("ours"):
         net = _of_sizes(net, row["architecture"], example)
     else:
         net = prune(net, "magnitude", example, example, limit)

@@ -92,7 +92,7 @@ CASES = {
         "batch_size=100 learning_rate=0.05 precision=bf16-mixed",
         "multiply_adds=50%",
         0.8,
-        _EIGHTS,
+        'multiple_of=16 gate_schedule=["branch_discount=16","end=0.5"]',
     ),
     "gpt": Case(f"{NETWORKS['gpt']} epochs=8", "multiply_adds=50%", 0.75),
 }
