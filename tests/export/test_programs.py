@@ -129,8 +129,51 @@ def test_a_limit_of_the_batch_is_exported(tmp_path: Path) -> None:
 @needs_onnx
 def test_a_limit_that_onnx_cannot_hold_is_told(tmp_path: Path) -> None:
     small = al.compact(al.add_gates(AsksForBatch(), torch.randn(2, 4)))
-    assert export_model(small, tmp_path / "a.onnx", "onnx").most_rows == 63
+    assert export_model(small, tmp_path / "a.onnx", "onnx").limits == {0: (0, 63)}
     assert "rows" not in str(export_model(compact(), tmp_path / "b.onnx", "onnx"))
+
+
+class OnTokens(nn.Module):
+    """Reads up to 16 tokens, each with a number for its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Embedding(9, 4), nn.Parameter(torch.randn(16, 4))
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) + self.places[: tokens.shape[1]]
+        return self.last(torch.relu(self.first(x)).mean(1))
+
+
+@needs_onnx
+def test_images_of_any_size_are_exported(tmp_path: Path) -> None:
+    import onnxruntime
+
+    small, images = compact(), torch.randn(3, 1, 9, 7)
+    made = export_model(small, tmp_path / "a.onnx", "onnx", dynamic_dims=(0, 2, 3))
+    assert made.difference < 1e-6
+    session: Any = onnxruntime.InferenceSession(tmp_path / "a.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), small(images))
+
+
+@pytest.mark.parametrize("to", FORMATS[:2])
+def test_texts_of_any_length_are_exported_with_their_limit(to: str, tmp_path: Path) -> None:
+    small = al.compact(al.add_gates(OnTokens(), torch.randint(9, (2, 9))))
+    made = export_model(small, tmp_path / "a", to, dynamic_dims=[0, 1])
+    assert made.difference < 1e-6
+    assert str(made).endswith(", for at most 16 along dimension 1")
+
+
+def test_sizes_that_the_model_refuses_are_told_before_anything_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt2"
+    with pytest.raises(al.InputError, match="along dimension 1 of its inputs; leave it out"):
+        export_model(compact(), path, "torch-export", dynamic_dims=(0, 1))
+    for wrong in ((), (4,), (-1,), (0.5,), 2, "02"):
+        with pytest.raises(al.InputError, match="name dimensions of the inputs, which have 4"):
+            export_model(compact(), path, "torch-export", dynamic_dims=wrong)  # pyright: ignore[reportArgumentType]
+    assert not path.exists()
 
 
 def test_a_model_that_asks_for_its_device_is_saved(tmp_path: Path) -> None:
@@ -174,6 +217,12 @@ def test_the_command_exports_files(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "nn.Conv2d(1, 5, 3)" in (tmp_path / "small_source.py").read_text()
     assert call("export", path, "--to", "torch-export", "--shape", "1x6x6") == 0
     assert (tmp_path / "small.pt2").is_file()
+    sizes = ("--shape", "1x6x6", "--dynamic-dims")
+    assert call("export", path, "--to", "torch-export", *sizes, "0,2,3") == 0
+    loaded = torch.export.load(tmp_path / "small.pt2").module()
+    assert loaded(torch.randn(5, 1, 8, 11)).shape == (5, 3)
+    assert call("export", path, "--to", "torch-export", *sizes, "height") == 1
+    assert "name dimensions of a batch, as 0,2,3" in capsys.readouterr().err
     assert call("export", path, "--to", "python") == 1
     assert "--shape 1x28x28" in capsys.readouterr().err
     assert call("export", path, "--to", "onnx", "--shape", "3x3") == 1

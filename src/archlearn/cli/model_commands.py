@@ -237,6 +237,7 @@ EXPORT_EXAMPLES = """Examples:
   archlearn export runs/a --to onnx
   archlearn export runs/a --to python --out lenet.py
   archlearn export small.safetensors --to torch-export --shape 1x28x28
+  archlearn export small.safetensors --to onnx --shape 3x224x224 --dynamic-dims 0,2,3
   archlearn export small.safetensors --to pretrained --config bert-base
 """
 _SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "python": ".py"}
@@ -249,6 +250,7 @@ def export(
     to: Literal["onnx", "torch-export", "python", "pretrained"],
     out: Path | None = None,
     shape: str | None = None,
+    dynamic_dims: str = "0",
     config: Path | None = None,
 ) -> None:
     """Write a compact model for other programs, and check that it computes the same there.
@@ -261,6 +263,8 @@ def export(
         out: The file or folder to write. [default: beside the compact model, with the suffix of
             the format]
         shape: Shape of one example, as 3x32x32; a run knows its own.
+        dynamic_dims: The dimensions of a batch that may have any size in ONNX and torch.export: 0,1
+            for tokens of any length, 0,2,3 for images.
         config: For pretrained: a folder with the config.json of the model that was gated.
     """
     from archlearn.export.pretrained_folder import FILE
@@ -288,8 +292,18 @@ def export(
         else:
             example = _make_example(network, parse_shape(shape))
             run_once(network, example, str(path))
-        made = export_model(network, chosen, to, example)
+        made = export_model(network, chosen, to, example, dynamic_dims=_parse_dims(dynamic_dims))
     sys.stdout.write(f"{made}\n")
+
+
+def _parse_dims(text: str) -> tuple[int, ...]:
+    """Return the dimensions that `0,2,3` names."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise SettingsError(
+            f"--dynamic-dims is {text!r}; name dimensions of a batch, as 0,2,3"
+        ) from None
 
 
 def _export_pretrained(path: Path, out: Path | None, config: Path | None) -> None:

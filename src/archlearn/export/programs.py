@@ -2,8 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 from io import BytesIO
 from os import PathLike
@@ -24,8 +25,11 @@ from archlearn.tracing.output_types import tensors_in
 from archlearn.verification.certificate import TOLERANCES, difference
 
 Run = Callable[[ExampleInputs], list[Tensor]]
-Written = tuple[tuple[Path, ...], Run, float]
-"""The files that were written, what runs them, and the largest batch that they are right for."""
+Limits = Mapping[int, tuple[float, float]]
+"""The least and the largest size along a dimension, where not every size will do."""
+Written = tuple[tuple[Path, ...], Run, Limits]
+"""The files that were written, what runs them, and the sizes that they are right for."""
+ANY_BATCH = (0,)
 TOLERANCE = 1e-4
 """The largest difference to the model, for the size of its outputs; other programs sum in float32
 in an order of their own."""
@@ -40,33 +44,45 @@ class Exported:
         paths: The files.
         difference: The largest difference to the model's outputs, for their size.
         n_bytes: What the files take on disk.
-        most_rows: The largest batch that they are right for, where the model asks for its size.
-            ONNX cannot refuse larger ones.
+        limits: The sizes that they are right for, by dimension, where the model asks for its size.
+            ONNX cannot refuse others.
     """
 
     paths: tuple[Path, ...]
     difference: float
     n_bytes: int
-    most_rows: float = math.inf
+    limits: Limits = field(default_factory=dict[int, tuple[float, float]])
 
     def __str__(self) -> str:
         names = ", ".join(str(path) for path in self.paths)
-        limit = f", for at most {self.most_rows} rows" if self.most_rows < math.inf else ""
-        return f"{names}: {self.n_bytes:,} bytes, differs by {self.difference:.1e}{limit}"
+        limits = "".join(_describe_limit(dim, *sizes) for dim, sizes in self.limits.items())
+        return f"{names}: {self.n_bytes:,} bytes, differs by {self.difference:.1e}{limits}"
+
+
+def _describe_limit(dim: int, least: float, largest: float) -> str:
+    bounds = f"{least} to {largest}" if largest < math.inf else f"at least {least}"
+    bounds = f"at most {largest}" if least == 0 else bounds
+    return f", for {bounds} {'rows' if dim == 0 else f'along dimension {dim}'}"
 
 
 def export_model(
-    model: nn.Module, path: str | PathLike[str], to: str, example_inputs: object = None
+    model: nn.Module,
+    path: str | PathLike[str],
+    to: str,
+    example_inputs: object = None,
+    *,
+    dynamic_dims: Iterable[int] = ANY_BATCH,
 ) -> Exported:
     """Write a model for other programs, and run what was written beside the model.
-
-    The number of rows of a batch stays free.
 
     Args:
         model: Any model; it is run in evaluation mode.
         path: The file to write. Python source has its weights beside it, as `.safetensors`.
         to: "onnx", "torch-export" or "python".
         example_inputs: Arguments for one call, of two rows or more; a compact model knows its own.
+        dynamic_dims: The dimensions of inputs that may have any size, that of the batch by default:
+            (0, 1) for tokens of any length, (0, 2, 3) for images. Python source takes what the
+            model takes.
 
     Raises:
         InputError: If there is no such format, or a package is missing.
@@ -75,34 +91,49 @@ def export_model(
     if to not in FORMATS:
         raise InputError(f"to={to!r} is no format; choose one of {', '.join(FORMATS)}")
     inputs, path = known_inputs(model, example_inputs), Path(path)
+    dims = _check_dims(dynamic_dims, inputs)
     if to == "onnx":
         check_installed("export to ONNX", "export", "onnx", "onnxscript", "onnxruntime")
     with evaluating(model), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own parts about one another
         try:
-            paths, run, most_rows = FORMATS[to](model, path, inputs)
-            differs_by = _compare(model, inputs, run)
+            samples = [inputs, *_resized(model, inputs, dims)]
+            paths, run, limits = FORMATS[to](model, path, inputs, dims)
+            differs_by = _compare(model, samples, run)
         except (ArchlearnError, OSError):
             raise
         except Exception as error:
             is_one = any(x.shape[:1] == (1,) for x in inputs.tensors())
             more = "give example_inputs of two rows or more" if is_one else _OTHERS
+            if dims != ANY_BATCH:
+                more = f"leave dimensions out of dynamic_dims={dims}, or {more}"
             raise FileError(
                 f"torch cannot export {type(model).__name__} to {to} "
                 f"({first_line(error.__cause__ or error)}); {more}"
             ) from error
     n_bytes = sum(each.stat().st_size for each in paths)
-    return Exported(paths, differs_by, n_bytes, most_rows)
+    return Exported(paths, differs_by, n_bytes, limits)
 
 
-def _write_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
+def _check_dims(dims: Any, inputs: ExampleInputs) -> tuple[int, ...]:
+    """Return dimensions that all are dimensions of an input."""
+    most = max((x.dim() for x in inputs.tensors()), default=0)
+    found = tuple(dims) if isinstance(dims, Iterable) else ()
+    if not found or not all(isinstance(dim, int) and 0 <= dim < max(most, 1) for dim in found):
+        raise InputError(
+            f"dynamic_dims is {dims!r}; name dimensions of the inputs, which have {most}: (0, 1)"
+        )
+    return found
+
+
+def _write_onnx(
+    model: nn.Module, path: Path, inputs: ExampleInputs, dims: tuple[int, ...]
+) -> Written:
     """Write a model as ONNX, and read it by onnxruntime."""
     import onnxruntime
 
-    made: Any = torch.onnx.export(
-        model, inputs.args, path, kwargs=inputs.kwargs, dynamo=True, verbose=False,
-        dynamic_shapes=_any_batch(model, inputs), external_data=False,
-    )  # fmt: skip
+    program = _export(model, inputs, dims)
+    torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False)
     session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
 
@@ -111,31 +142,54 @@ def _write_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
         found = session.run(None, dict(zip(names, arrays, strict=True)))
         return [torch.from_numpy(array) for array in found]
 
-    return (path,), run, _most_rows(made.exported_program)
+    return (path,), run, _find_limits(program)
 
 
-def _write_program(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
+def _write_program(
+    model: nn.Module, path: Path, inputs: ExampleInputs, dims: tuple[int, ...]
+) -> Written:
     """Write a model as an `ExportedProgram` of torch.export, and read that."""
-    shapes = _any_batch(model, inputs)
-    program = torch.export.export(model, inputs.args, inputs.kwargs, dynamic_shapes=shapes)
+    program = _export(model, inputs, dims)
     content = BytesIO()  # on a full disk torch's own writer ends the process
     torch.export.save(program, content)
     path.write_bytes(content.getbuffer())
     loaded = torch.export.load(path).module()
-    return (path,), _runner(loaded), _most_rows(program)
+    return (path,), _runner(loaded), _find_limits(program)
+
+
+def _export(
+    model: nn.Module, inputs: ExampleInputs, dims: tuple[int, ...]
+) -> torch.export.ExportedProgram:
+    shapes = _any_size(model, inputs, dims)
+    return torch.export.export(model, inputs.args, inputs.kwargs, dynamic_shapes=shapes)
 
 
 def _runner(loaded: Callable[..., Any]) -> Run:
     return lambda given: tensors_in(loaded(*given.args, **given.kwargs))
 
 
-def _most_rows(program: torch.export.ExportedProgram) -> float:
-    """Return the largest batch for which the path was taken that was exported."""
-    limits = [each.upper for each in program.range_constraints.values()]
-    return min((int(limit) for limit in limits if limit.is_Integer), default=math.inf)
+def _find_limits(program: torch.export.ExportedProgram) -> Limits:
+    """Return the sizes of inputs for which the path was taken that was exported."""
+    ranges: Any = program.range_constraints
+    found: dict[int, tuple[float, float]] = {}
+    for node in program.graph.find_nodes(op="placeholder"):
+        shape: Any = getattr(node.meta.get("val"), "shape", ())
+        for dim, size in enumerate(shape):
+            known = ranges.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+            if known is None:
+                continue
+            # From two on is what torch assumes of any size.
+            least = int(known.lower) if known.lower > 2 else 0
+            largest = int(known.upper) if known.upper.is_Integer else math.inf
+            if least or largest < math.inf:
+                before = found.get(dim, (0, math.inf))
+                found[dim] = max(before[0], least), min(before[1], largest)
+    return found
 
 
-def _write_source(model: nn.Module, path: Path, inputs: ExampleInputs) -> Written:
+def _write_source(
+    model: nn.Module, path: Path, inputs: ExampleInputs, _dims: tuple[int, ...]
+) -> Written:
     """Write a model as Python source and, beside it, a safetensors file with its weights."""
     weights = path.with_suffix(".safetensors")
     text, tensors = write_source(model, weights.name, inputs)
@@ -145,20 +199,46 @@ def _write_source(model: nn.Module, path: Path, inputs: ExampleInputs) -> Writte
     names: dict[str, Any] = {}
     exec(compile(text, str(path), "exec"), names)  # what was written a moment ago
     loaded = names["load"](str(weights))
-    return (path, weights), _runner(loaded), math.inf
+    return (path, weights), _runner(loaded), {}
 
 
-def _compare(model: nn.Module, inputs: ExampleInputs, run: Run) -> float:
-    """Return the largest difference on the example and, where that is an input, on one row more."""
+def _resized(model: nn.Module, inputs: ExampleInputs, dims: tuple[int, ...]) -> list[ExampleInputs]:
+    """Return inputs of other sizes that the model takes: larger by one, or twice as large.
+
+    Raises:
+        InputError: If it takes no other size along a dimension, that of the batch excepted.
+    """
+    found: list[ExampleInputs] = []
+    for dim in dims:
+        candidates = [inputs.map(partial(_enlarge, dim=dim, by=by)) for by in (1, None)]
+        taken = [each for each in candidates if _takes(model, each)]
+        if dim and not taken:
+            raise InputError(
+                f"{type(model).__name__} takes neither one more nor twice as many as the example "
+                f"has along dimension {dim} of its inputs; leave it out of dynamic_dims={dims}"
+            )
+        found += taken[:1] if dim == 0 else taken
+    return found
+
+
+def _enlarge(x: Tensor, dim: int, by: int | None) -> Tensor:
+    """Return a tensor that begins anew behind its end, for so many places or as a whole."""
+    return torch.cat([x, x.narrow(dim, 0, by or x.shape[dim])], dim) if dim < x.dim() else x
+
+
+def _takes(model: nn.Module, inputs: ExampleInputs) -> bool:
+    try:
+        model(*inputs.args, **inputs.kwargs)
+    except Exception:
+        return False
+    return True
+
+
+def _compare(model: nn.Module, samples: Iterable[ExampleInputs], run: Run) -> float:
+    """Return the largest difference on some inputs."""
     worst, allowed = 0.0, TOLERANCE
-    one_row_more = inputs.map(lambda x: torch.cat([x, x[:1]]) if x.dim() else x)
-    for given in (inputs, one_row_more):
-        try:
-            expected = tensors_in(model(*given.args, **given.kwargs))
-        except Exception:
-            if given is inputs:
-                raise
-            continue
+    for given in samples:
+        expected = tensors_in(model(*given.args, **given.kwargs))
         worst = max(worst, difference(expected, run(given)))
         halves = [y.dtype for y in expected if y.dtype in (torch.float16, torch.bfloat16)]
         allowed = max(allowed, *(TOLERANCES[dtype] for dtype in halves), 0.0)
@@ -170,11 +250,12 @@ def _compare(model: nn.Module, inputs: ExampleInputs, run: Run) -> float:
     return worst
 
 
-def _any_batch(model: nn.Module, inputs: ExampleInputs) -> Any:
-    """Return for each argument that its first dimension may have any size."""
+def _any_size(model: nn.Module, inputs: ExampleInputs, dims: tuple[int, ...]) -> Any:
+    """Return for each argument that these of its dimensions may have any size."""
 
     def describe(value: Any) -> Any:
-        return {0: torch.export.Dim.DYNAMIC} if isinstance(value, Tensor) and value.dim() else None
+        n_dims = value.dim() if isinstance(value, Tensor) else 0
+        return {dim: torch.export.Dim.DYNAMIC for dim in dims if dim < n_dims} or None
 
     by_place = tuple(tree_map(describe, value) for value in inputs.args)
     if not inputs.kwargs:
