@@ -237,7 +237,7 @@ EXPORT_EXAMPLES = """Examples:
   archlearn export runs/a --to onnx
   archlearn export runs/a --to python --out lenet.py
   archlearn export small.safetensors --to torch-export --shape 1x28x28
-  archlearn export small.safetensors --to onnx --shape 3x224x224 --dynamic-dims 0,2,3
+  archlearn export runs/a --to onnx --dynamic-dims 0,2,3
   archlearn export small.safetensors --to pretrained --config bert-base
 """
 _SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "python": ".py"}
