@@ -94,7 +94,7 @@ def compact_command(
     out: Path | None = None,
     pay: CostName = "parameters",
     budget: tuple[str, ...] = (),
-    multiple_of: int = 1,
+    multiple_of: Annotated[int, Parameter(validator=Number(gte=1))] = 1,
 ) -> None:
     """Compact the network of a run as its last checkpoint has it, finished or not.
 
