@@ -48,8 +48,8 @@ def list_runs(
 ) -> list[SweepRun]:
     """Return the runs of a sweep, each with a folder of its own.
 
-    Budgets are words such as "multiply_adds=50%"; each is learnt once with every seed. With a plain run
-    for each seed the network is trained as it is, too.
+    Budgets are words such as "multiply_adds=50%"; each is learnt once with every seed. With a plain
+    run for each seed the network is trained as it is, too.
     """
     if not budgets or not seeds:
         raise SettingsError("a sweep needs budgets and seeds: --budget multiply_adds=75%,50%")
