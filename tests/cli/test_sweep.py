@@ -1,6 +1,7 @@
 """A sweep learns to several budgets, goes on where it was stopped, and hands back a network."""
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,11 +110,16 @@ def test_a_run_that_fails_is_told_and_can_be_made_again(
     assert "give the same command again" in said
 
 
-def test_ctrl_c_is_answered_with_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_answered_with_how_to_go_on(
+    number: signal.Signals,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupt(run: SweepRun) -> None:
-        raise KeyboardInterrupt
+        assert signal.getsignal(number) is signal.default_int_handler
+        signal.raise_signal(number)
 
     monkeypatch.setattr(sweep, "_command", interrupt)
     assert call("--budget", "parameters=50%", "--out", str(tmp_path / "s")) == 130

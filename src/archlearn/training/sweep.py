@@ -1,11 +1,13 @@
 """Runs over several budgets and seeds, on this machine or on Ray, and the choice among them."""
 
 import json
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from importlib import import_module
 from io import StringIO
@@ -78,9 +80,9 @@ def run_sweep(
 ) -> None:
     """Make all runs that are not finished, so many at a time; those that were begun go on.
 
-    If one fails, or Ctrl-C is pressed, the others that had begun are ended first. `on_end` is told
-    of each run that has ended, and first of those that had. On Ray the workers of a cluster make
-    them, the one of RAY_ADDRESS or, without it, one on this machine.
+    If one fails, or SIGINT or SIGTERM comes, the others that had begun are ended first. `on_end` is
+    told of each run that has ended, and first of those that had. On Ray the workers of a cluster
+    make them, the one of RAY_ADDRESS or, without it, one on this machine.
     """
     waiting: list[SweepRun] = []
 
@@ -96,11 +98,25 @@ def run_sweep(
         else:
             end(run)
     try:
-        (_run_on_ray if on_ray else _run_here)(waiting, n_jobs, end)
+        with _interrupting_on_sigterm():
+            (_run_on_ray if on_ray else _run_here)(waiting, n_jobs, end)
     except KeyboardInterrupt as error:
         raise RunInterruptedError(
             "interrupted; give the same command again to go on with the runs that had begun"
         ) from error
+
+
+@contextmanager
+def _interrupting_on_sigterm() -> Generator[None]:
+    """Let SIGTERM do what Ctrl-C does, so that no run is left behind without its sweep."""
+    if threading.current_thread() is not threading.main_thread():  # which alone has signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run_here(waiting: list[SweepRun], n_jobs: int, on_end: Callable[[SweepRun], None]) -> None:
