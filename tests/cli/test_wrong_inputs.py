@@ -153,6 +153,7 @@ def test_gates_of_frozen_weights_are_learnt(tmp_path: Path) -> None:
             "--budget parameters=50% --budget parameters=9",
             "budget names 'parameters' more than once (50%, 9); give it once",
         ),
+        ("--validation 0.9999", "give more examples, or a smaller --validation"),
         ("--threads 100000", "threads is 100000; give --threads a whole number from 1 to 1,024"),
     ],
 )
@@ -169,3 +170,11 @@ def test_compact_refuses_a_multiple_of_nothing(
 ) -> None:
     assert exit_code(["compact", str(tmp_path), "--multiple-of", "0"]) == 1
     assert 'Invalid value "0" for --multiple-of. Must be >= 1.' in capsys.readouterr().err
+
+
+def test_inspect_of_a_file_says_what_it_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "compact.safetensors").touch()
+    assert exit_code(["inspect", str(tmp_path / "compact.safetensors")]) == 1
+    assert "holds no run; inspect takes a run's folder" in capsys.readouterr().err

@@ -264,7 +264,8 @@ def build_dataset(
     if len(train) == 0:
         raise DataError(
             f"{examples.name!r} has {len(examples.train)} train examples, and none is left when "
-            f"{len(validation)} of them are set apart to validate on; give more"
+            f"{len(validation)} of them are set apart to validate on; give more examples, "
+            "or a smaller --validation"
         )
     mean, std, target_mean, target_std = *_NOTHING, *_NOTHING
     if examples.task != "next_token":  # those of tokens would mean nothing
