@@ -1,12 +1,14 @@
 """A sweep learns to several budgets, goes on where it was stopped, and hands back a network."""
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import archlearn as al
+from archlearn.errors import SettingsError
 from archlearn.training import RunSettings, sweep
 from archlearn.training.sweep import PLAIN, Point, SweepRun, choose_cheapest, list_runs
 from tests.cli.commands import exit_code
@@ -59,7 +61,43 @@ def test_what_is_wrong_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "budget for multiply_adds is 'half'; give a number" in capsys.readouterr().err
     assert call("--budget", "parameters=50%", "--seeds", "a", *out) == 1
     assert "write 0,1,2" in capsys.readouterr().err
+    assert call("--budget", "parameters=50%", "--seed", "3", *out) == 1
+    assert "--seeds 3" in capsys.readouterr().err
+    assert call("--budget", "parameters=50%", "--validation", "0", *out) == 1
+    assert "runs are compared by validation data" in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
+
+
+def test_a_sweep_in_a_folder_that_cannot_be_made_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "s").write_text("a file")
+    assert call("--budget", "parameters=50%", "--out", str(tmp_path / "s")) == 1
+    assert "s cannot be written (File exists); choose another --out" in capsys.readouterr().err
+
+
+def test_a_regression_is_refused_after_its_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def finish(run: SweepRun) -> list[str]:
+        made.append(run.folder.name)
+        run.folder.mkdir(parents=True)
+        (run.folder / "summary.json").write_text('{"validation_error": 0.5}')
+        return ["--version"]
+
+    monkeypatch.setattr(sweep, "_command", finish)
+    runs = list_runs(tmp_path / "s", RunSettings(), ["parameters=50%"], [0, 1], with_plain=False)
+    with pytest.raises(SettingsError, match="no accuracy on validation data"):
+        sweep.run_sweep(runs, 1, lambda run: None)
+    assert made == ["parameters-50-seed-0"]
+
+
+def test_what_is_asked_for_twice_is_made_once(tmp_path: Path) -> None:
+    budgets = ["parameters=50%", "parameters=50%"]
+    runs = list_runs(tmp_path, RunSettings(), budgets, [1, 0, 1], with_plain=False)
+    assert [run.settings.seed for run in runs] == [1, 0]
 
 
 @pytest.mark.slow
@@ -72,11 +110,16 @@ def test_a_run_that_fails_is_told_and_can_be_made_again(
     assert "give the same command again" in said
 
 
-def test_ctrl_c_is_answered_with_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_answered_with_how_to_go_on(
+    number: signal.Signals,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupt(run: SweepRun) -> None:
-        raise KeyboardInterrupt
+        assert signal.getsignal(number) is signal.default_int_handler
+        signal.raise_signal(number)
 
     monkeypatch.setattr(sweep, "_command", interrupt)
     assert call("--budget", "parameters=50%", "--out", str(tmp_path / "s")) == 130

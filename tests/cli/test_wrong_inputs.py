@@ -51,6 +51,10 @@ def stray():
 def arrays():
     return tuple(tuple(part.numpy() for part in pair) for pair in examples())
 
+def sparse():
+    (x, y), test = examples()
+    return (x.to_sparse(), y), test
+
 def imaginary():
     (x, y), test = examples()
     return (x.cfloat(), y), (x.cfloat(), y)
@@ -95,6 +99,7 @@ def test_networks_that_cannot_be_trained_are_refused(
         ("stray", "to 1000000000; classes are counted from 0 without gaps"),
         ("arrays", "returned ((ndarray, ndarray), (ndarray, ndarray)); return two pairs of tens"),
         ("imaginary", "the train inputs of 'wrong_inputs:imaginary' are complex"),
+        ("sparse", "the train inputs of 'wrong_inputs:sparse' are torch.sparse_coo; give dense"),
     ],
 )
 def test_data_that_cannot_be_learnt_are_refused(
@@ -139,3 +144,37 @@ def test_inspect_says_which_option_has_the_shape(
 
 def test_gates_of_frozen_weights_are_learnt(tmp_path: Path) -> None:
     assert code_of("learn --model wrong_inputs:frozen --data digits", tmp_path / "a") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (
+            "--budget parameters=50% --budget parameters=9",
+            "budget names 'parameters' more than once (50%, 9); give it once",
+        ),
+        ("--validation 0.9999", "give more examples, or a smaller --validation"),
+        ("--threads 100000", "threads is 100000; give --threads a whole number from 1 to 1,024"),
+    ],
+)
+def test_settings_that_no_run_can_have_are_refused(
+    words: str, answer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"learn --model mlp:5 --data digits --epochs 1 --no-report {words}"
+    assert exit_code([*command.split(), "--out", str(tmp_path / "a")]) == 1
+    assert answer in capsys.readouterr().err
+
+
+def test_compact_refuses_a_multiple_of_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["compact", str(tmp_path), "--multiple-of", "0"]) == 1
+    assert 'Invalid value "0" for --multiple-of. Must be >= 1.' in capsys.readouterr().err
+
+
+def test_inspect_of_a_file_says_what_it_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "compact.safetensors").touch()
+    assert exit_code(["inspect", str(tmp_path / "compact.safetensors")]) == 1
+    assert "holds no run; inspect takes a run's folder" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """A run of Lightning learns gates by one callback."""
 
 import logging
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,28 @@ def test_a_run_that_ends_early_is_cut_to_the_budget(caplog: pytest.LogCaptureFix
         fit(callback, Impatient(), enable_checkpointing=False)
     assert "before the gates had decided" in caplog.text
     assert callback.gates.fits()
+
+
+def test_batches_that_the_module_skips_count_as_steps() -> None:
+    class Choosy(Classifier):
+        def training_step(self, batch: Any, index: int) -> Any:
+            return super().training_step(batch, index) if index % 3 else None
+
+    callback = LightningGateCallback(budget=BUDGET)
+    trainer = L.Trainer(callbacks=[callback], **QUIET, max_epochs=2, enable_checkpointing=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`training_step` returned `None`")
+        trainer.fit(Choosy(), loader())
+    assert callback.gates.param_groups[0]["step"] == trainer.global_step == 48
+    assert callback.gates.fits()
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    callback = LightningGateCallback(budget=BUDGET, save_to=tmp_path / "file" / "small.safetensors")
+    with pytest.raises(al.InputError, match="of save_to cannot be written"):
+        fit(callback, enable_checkpointing=False)
+    assert "step" not in callback.state_dict()
 
 
 def test_what_cannot_be_is_refused() -> None:

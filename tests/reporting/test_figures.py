@@ -18,6 +18,7 @@ from archlearn.reporting.comparison import RunPoint, find_best, find_differences
 from archlearn.reporting.figures import (
     PALETTE,
     SERIES,
+    draw_lines,
     draw_text,
     label_axes,
     new_figure,
@@ -26,6 +27,7 @@ from archlearn.reporting.figures import (
     write_variables,
 )
 from archlearn.reporting.run_reader import read_run
+from archlearn.reporting.series import FigureData, Series
 from tests.reporting.run_folders import LENET, write_run
 
 
@@ -206,3 +208,11 @@ def test_only_settings_that_differ_are_compared(tmp_path: Path) -> None:
         "seed": (0, 3),
         "strengths.width_cost": (3e-4, 1e-3),
     }
+
+
+def test_the_name_of_a_line_beyond_its_axes_stays_beside_them() -> None:
+    ends = {"cost": 1.0, "allowed": 2e4}
+    lines = tuple(Series(label=name, epochs=(0, 1), values=(1.0, ends[name])) for name in ends)
+    figure = draw_lines(FigureData(measure="part", scale="share", lines=lines, span=(0, 1)))
+    heights = [text.get_position()[1] for text in figure.axes[0].texts]
+    assert max(heights) < 1.1, "a budget above the start has squeezed the figure to nothing"

@@ -233,6 +233,10 @@ def sweep(
 
     asked = given(options)
     budgets = _split_budgets(asked.pop("budget", ()))
+    if "seed" in asked:
+        raise SettingsError(
+            f"--seed {asked['seed']} is for one run; a sweep takes --seeds {asked['seed']}"
+        )
     settings = override(read_settings(config) if config else RunSettings(), asked)
     if not all(part.strip().isdigit() for part in seeds.split(",")):
         raise SettingsError(f"--seeds {seeds!r} are no seeds; write 0,1,2")

@@ -1,5 +1,6 @@
 """`archlearn inspect`, `compact`, `evaluate`, `export`, `data`: one model, or one data set."""
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,11 @@ def inspect_command(
     if (Path(model) / CONFIG).is_file():
         settings = read_run_settings(Path(model))
         model, dataset = settings.model, al.training.load_dataset(settings, no_progress)
+    elif Path(model).exists() and os.sep in model:
+        raise SettingsError(
+            f"{model} holds no run; inspect takes a run's folder, a built-in network or "
+            "package.module:function"
+        )
     elif data is not None:
         examples = al.data.load_examples(data, skip_broken=skip_broken)
         dataset = al.data.build_dataset(examples, validation_share=0.1)
@@ -94,7 +100,7 @@ def compact_command(
     out: Path | None = None,
     pay: CostName = "parameters",
     budget: tuple[str, ...] = (),
-    multiple_of: int = 1,
+    multiple_of: Annotated[int, Parameter(validator=Number(gte=1))] = 1,
 ) -> None:
     """Compact the network of a run as its last checkpoint has it, finished or not.
 

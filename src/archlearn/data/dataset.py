@@ -153,6 +153,11 @@ def check_split(split: Split, part: str, name: str) -> None:
             "x features or examples x channels x height x width"
         )
     for what, values in (("inputs", split.inputs), ("targets", split.targets)):
+        if values.layout != torch.strided:
+            raise DataError(
+                f"the {part} {what} of {name!r} are {values.layout}; give dense tensors, as "
+                ".to_dense() makes them"
+            )
         if values.is_complex():
             raise DataError(f"the {part} {what} of {name!r} are complex; give real numbers")
         if not values.is_floating_point() or bool(torch.isfinite(values.sum())):
@@ -259,7 +264,8 @@ def build_dataset(
     if len(train) == 0:
         raise DataError(
             f"{examples.name!r} has {len(examples.train)} train examples, and none is left when "
-            f"{len(validation)} of them are set apart to validate on; give more"
+            f"{len(validation)} of them are set apart to validate on; give more examples, "
+            "or a smaller --validation"
         )
     mean, std, target_mean, target_std = *_NOTHING, *_NOTHING
     if examples.task != "next_token":  # those of tokens would mean nothing

@@ -4,6 +4,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, cast
 
 from torch import nn
@@ -69,11 +70,26 @@ class GateLearner:
                 f"the trainer says that the run has {total_steps} steps, but the path to a budget "
                 "needs an end: give it max_steps"
             )
+        self._check_save_to()
         self._gates = GateOptimizer(model, int(total_steps), **self._options)
         self._gated = next(module for module in model.modules() if CONTAINER in module._modules)
         if self._state is not None:
             self._gates.load_state_dict(self._state)
             self._state = None
+
+    def _check_save_to(self) -> None:
+        """Refuse a place that cannot be written before the run, and not at its end."""
+        if self._save_to is None:
+            return
+        try:
+            self._save_to.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self._save_to.parent):
+                pass
+        except OSError as error:
+            raise InputError(
+                f"{self._save_to} of save_to cannot be written ({error.strerror}); choose another "
+                "place"
+            ) from error
 
     def _step(self) -> None:
         """Let the gates learn from their gradients, and leave none of these to others."""

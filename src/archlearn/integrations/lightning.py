@@ -61,8 +61,11 @@ class LightningGateCallback(GateLearner, Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Any
     ) -> None:
-        """Step the gates."""
-        self._step()
+        """Step the gates; a batch that `training_step` skipped, returning None, only counts."""
+        if all(parameter.grad is None for parameter in pl_module.parameters()):
+            self.gates.advance()
+        else:
+            self._step()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -268,6 +268,7 @@ def draw_lines(numbers: FigureData) -> Figure:
         labels = [format_percent(value) if as_share else format_short_count(value)]
     ends = [axes.transData.transform((line.epochs[-1], line.values[-1])) for line in lines]
     heights = [float(axes.transAxes.inverted().transform(end)[1]) for end in ends]
+    heights = [min(max(height, 0.0), 1.0) for height in heights]  # where a line leaves the axes
     for index, height in enumerate(spread_labels(heights, LABEL_DISTANCE)):
         colour = SERIES[index % len(SERIES)].light
         place = {"transform": axes.transAxes, "color": colour}

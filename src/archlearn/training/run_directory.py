@@ -44,7 +44,7 @@ LOCK = "run.lock"
 def lock_folder(folder: Path) -> Generator[None]:
     """Keep other processes from learning in a folder until this block is left."""
     path = folder / LOCK
-    with _explaining_no_access(folder):
+    with explaining_no_access(folder):
         file = path.open("a+", encoding="utf-8")
     with file:
         # A run that ended since the file was opened has deleted it: others would lock a new one.
@@ -89,7 +89,7 @@ def open_new_folder(folder: Path) -> Generator[None]:
     """Make and lock the folder of a new run; if the run never begins, nothing is left of it."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        with _explaining_no_access(folder):
+        with explaining_no_access(folder):
             folder.mkdir(parents=True, exist_ok=True)
         with lock_folder(folder):
             if any((folder / name).exists() for name in (CONFIG, METRICS, LATEST, PREVIOUS)):
@@ -109,12 +109,13 @@ def open_new_folder(folder: Path) -> Generator[None]:
 
 
 @contextmanager
-def _explaining_no_access(folder: Path) -> Generator[None]:
+def explaining_no_access(folder: Path) -> Generator[None]:
+    """Turn the error of a folder that cannot be written into one with advice."""
     try:
         yield
     except OSError as error:
         raise SettingsError(
-            f"the run's folder {folder} cannot be written ({error.strerror}); choose another "
+            f"the folder {folder} cannot be written ({error.strerror}); choose another "
             "--out, or make it writable"
         ) from error
 

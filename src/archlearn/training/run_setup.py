@@ -330,14 +330,22 @@ def read_schedule(gates: GateSettings, *, cuts: int = _USUAL_CUTS) -> GateSchedu
 def read_pairs(
     name: str, words: Iterable[str], example: str = "multiply_adds=50%"
 ) -> dict[str, str]:
-    """Return `name=value` words as a dictionary."""
+    """Return `name=value` words as a dictionary; each name may be given once."""
     pairs = [word.partition("=") for word in words]
     for key, sign, value in pairs:
         if not (key and sign and value):
             option = name.replace("_", "-")
             given = key + sign + value
             raise SettingsError(f"{name} is {given!r}; write it as --{option} {example}")
-    return {key.strip().replace("-", "_"): value.strip() for key, _, value in pairs}
+    found: dict[str, list[str]] = {}
+    for key, _, value in pairs:
+        found.setdefault(key.strip().replace("-", "_"), []).append(value.strip())
+    for key, values in found.items():
+        if len(values) > 1:
+            raise SettingsError(
+                f"{name} names {key!r} more than once ({', '.join(values)}); give it once"
+            )
+    return {key: values[0] for key, values in found.items()}
 
 
 def set_layout_(model: nn.Module, layout: torch.memory_format) -> None:

@@ -25,6 +25,7 @@ LoggerName = Literal["csv", "tensorboard", "wandb"]
 Range = tuple[Callable[[float], bool], str]
 """Whether a number may be, and how to say which; what is no number never may."""
 _COUNT: Range = (lambda n: n >= 1, "a whole number from 1 on")
+_THREADS: Range = (lambda n: 1 <= n <= 1024, "a whole number from 1 to 1,024")
 _POSITIVE: Range = (lambda n: 0 < n < math.inf, "a number above 0")
 _FROM_ZERO: Range = (lambda n: 0 <= n < math.inf, "a number from 0 on")
 _BELOW_ONE: Range = (lambda n: 0 <= n < 1, "a number from 0 to below 1")
@@ -152,7 +153,7 @@ class HardwareSettings:
     )
     accumulate: int = setting(1, "Parts in which a batch is worked off.", fixed=True, within=_COUNT)
     threads: int | None = setting(
-        None, "Threads on the CPU. [default: torch's choice]", within=_COUNT
+        None, "Threads on the CPU. [default: torch's choice]", within=_THREADS
     )
     capture: Literal["auto", "no"] = setting(
         "auto", "Capture the step as one CUDA graph where that can be done."

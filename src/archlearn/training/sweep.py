@@ -1,11 +1,13 @@
 """Runs over several budgets and seeds, on this machine or on Ray, and the choice among them."""
 
 import json
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from importlib import import_module
 from io import StringIO
@@ -16,6 +18,7 @@ from typing import Any
 
 from archlearn.data.file_cache import CONFIG, SUMMARY
 from archlearn.errors import RunInterruptedError, RunStoppedError, SettingsError, check_installed
+from archlearn.training.run_directory import explaining_no_access
 from archlearn.training.settings import RunSettings, format_settings, read_settings
 
 PLAIN = "plain"
@@ -47,18 +50,22 @@ def list_runs(
 ) -> list[SweepRun]:
     """Return the runs of a sweep, each with a folder of its own.
 
-    Budgets are words such as "multiply_adds=50%"; each is learnt with all seeds. With a plain run
-    for each seed the network is trained as it is, too.
+    Budgets are words such as "multiply_adds=50%"; each is learnt once with every seed. With a plain
+    run for each seed the network is trained as it is, too.
     """
     if not budgets or not seeds:
         raise SettingsError("a sweep needs budgets and seeds: --budget multiply_adds=75%,50%")
+    if settings.validation == 0:
+        raise SettingsError(
+            "runs are compared by validation data, but --validation 0 sets none apart; leave it out"
+        )
     runs: list[SweepRun] = []
-    for budget in [*([PLAIN] if with_plain else []), *budgets]:
+    for budget in [*([PLAIN] if with_plain else []), *dict.fromkeys(budgets)]:
         learn = "nothing" if budget == PLAIN else settings.gates.learn
         words = None if budget == PLAIN else (budget,)
         gates = replace(settings.gates, learn=learn, budget=words)
         name = budget.replace("=", "-").replace("%", "")
-        for seed in seeds:
+        for seed in dict.fromkeys(seeds):
             place = folder / f"{name}-seed-{seed}"
             runs.append(SweepRun(budget, place, replace(settings, gates=gates, seed=seed)))
     return runs
@@ -73,24 +80,43 @@ def run_sweep(
 ) -> None:
     """Make all runs that are not finished, so many at a time; those that were begun go on.
 
-    If one fails, or Ctrl-C is pressed, the others that had begun are ended first. `on_end` is told
-    of each run that has ended, and first of those that had. On Ray the workers of a cluster make
-    them, the one of RAY_ADDRESS or, without it, one on this machine.
+    If one fails, or SIGINT or SIGTERM comes, the others that had begun are ended first. `on_end` is
+    told of each run that has ended, and first of those that had. On Ray the workers of a cluster
+    make them, the one of RAY_ADDRESS or, without it, one on this machine.
     """
     waiting: list[SweepRun] = []
+
+    def end(run: SweepRun) -> None:
+        _read_accuracy(run)  # refused after the first run, and not after all of them
+        on_end(run)
+
     for run in runs:
         _check_settings(run)
     for run in runs:
         if read_summary(run.folder) is None:
             waiting.append(run)
         else:
-            on_end(run)
+            end(run)
     try:
-        (_run_on_ray if on_ray else _run_here)(waiting, n_jobs, on_end)
+        with _interrupting_on_sigterm():
+            (_run_on_ray if on_ray else _run_here)(waiting, n_jobs, end)
     except KeyboardInterrupt as error:
         raise RunInterruptedError(
             "interrupted; give the same command again to go on with the runs that had begun"
         ) from error
+
+
+@contextmanager
+def _interrupting_on_sigterm() -> Generator[None]:
+    """Let SIGTERM do what Ctrl-C does, so that no run is left behind without its sweep."""
+    if threading.current_thread() is not threading.main_thread():  # which alone has signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run_here(waiting: list[SweepRun], n_jobs: int, on_end: Callable[[SweepRun], None]) -> None:
@@ -173,8 +199,9 @@ def _command(run: SweepRun) -> list[str]:
     """Return the words after `archlearn` that make a run, or go on with it."""
     if (run.folder / CONFIG).is_file():
         return ["learn", "--resume", str(run.folder)]
-    run.folder.parent.mkdir(parents=True, exist_ok=True)
-    run.config.write_text(format_settings(run.settings), encoding="utf-8")
+    with explaining_no_access(run.folder.parent):
+        run.folder.parent.mkdir(parents=True, exist_ok=True)
+        run.config.write_text(format_settings(run.settings), encoding="utf-8")
     return ["learn", "--config", str(run.config), "--out", str(run.folder)]
 
 
@@ -193,6 +220,17 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     """Return the summary of a finished run, or None."""
     path = folder / SUMMARY
     return json.loads(path.read_text("utf-8")) if path.is_file() else None
+
+
+def _read_accuracy(run: SweepRun) -> float:
+    """Return the accuracy on validation data that a finished run has; a regression has none."""
+    score = (read_summary(run.folder) or {}).get("validation_accuracy")
+    if not isinstance(score, float):
+        raise SettingsError(
+            f"{run.folder} has no accuracy on validation data, by which runs are compared; "
+            "leave --validation as it is, and learn classes"
+        )
+    return score
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +253,7 @@ def summarise(runs: Sequence[SweepRun]) -> list[Point]:
     for budget in dict.fromkeys(run.budget for run in runs):
         mine = [run for run in runs if run.budget == budget]
         found = [read_summary(run.folder) or {} for run in mine]
-        scores: list[Any] = [summary.get("validation_accuracy") for summary in found]
-        if not all(isinstance(score, float) for score in scores):
-            raise SettingsError(
-                f"{mine[0].folder} has no accuracy on validation data, by which runs are compared; "
-                "leave --validation as it is, and learn classes"
-            )
+        scores = [_read_accuracy(run) for run in mine]
         after = [summary["after"] for summary in found]
         points.append(
             Point(
