@@ -138,9 +138,9 @@ torch.instance_norm Tensor.int torch.inverse operator.invert torch.isfinite torc
 Tensor.item F.kl_div torch.kron F.l1_loss Tensor.le operator.le torch.le torch.less math.log
 torch.log10 torch.log2 torch.logaddexp torch.logical_and Tensor.logical_not torch.logical_not
 torch.logical_or torch.logical_xor torch.logit Tensor.logsumexp torch.logsumexp Tensor.long nn.LSTM
-nn.LSTMCell Tensor.lt operator.lt torch.lt F.margin_ranking_loss torch.masked_select Tensor.max
-torch.max F.max_unpool1d F.max_unpool2d F.max_unpool3d nn.MaxUnpool1d nn.MaxUnpool2d nn.MaxUnpool3d
-torch.median torch.meshgrid Tensor.min torch.min operator.mod torch.moveaxis F.mse_loss
+nn.LSTMCell Tensor.lt operator.lt torch.lt F.margin_ranking_loss torch.masked_select
+F.max_unpool1d F.max_unpool2d F.max_unpool3d nn.MaxUnpool1d nn.MaxUnpool2d nn.MaxUnpool3d
+torch.median torch.meshgrid operator.mod torch.moveaxis F.mse_loss
 F.multi_head_attention_forward nn.MultiheadAttention torch.mv Tensor.ne operator.ne torch.ne
 F.nll_loss Tensor.normal_ torch.normal operator.not_ F.one_hot operator.or_ torch.outer
 F.pairwise_distance nn.PairwiseDistance torch.polar operator.pos Tensor.prod math.prod torch.prod
@@ -396,6 +396,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
     *_alike("pooling.resize", "nn.Upsample F.upsample", "F.interpolate"),
     *_alike("pooling.resize", "nn.UpsamplingNearest2d", "nn.UpsamplingBilinear2d"),
     *_alike("pooling.mean", *_both("mean nanmean amax amin")),
+    *_alike("pooling.extreme", *_both("max min")),
     *_alike("pooling.reduce", *_both("sum norm std"), "torch.linalg.vector_norm"),
     *_alike("pooling.variance", "torch.var Tensor.var"),
     *_alike(
