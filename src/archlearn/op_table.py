@@ -86,6 +86,7 @@ HOMES: dict[str, Any] = {
     "F": F,
     "torch": torch,
     "torch.linalg": torch.linalg,
+    "torch.fft": torch.fft,
     "Tensor": Tensor,
     "operator": operator,
     "math": math,
@@ -99,7 +100,8 @@ HOMES: dict[str, Any] = {
     ),
 }
 _LIBRARIES = ("torch", "_operator", "builtins", "torchvision", "timm", "archlearn")
-FUNCTION_HOMES = ("F", "torch", "torch.linalg", "operator", "math", "builtins", "archlearn")
+TORCH_HOMES = ("F", "torch", "torch.linalg", "torch.fft")
+FUNCTION_HOMES = (*TORCH_HOMES, "operator", "math", "builtins", "archlearn")
 
 
 def _op(calls: str, rule: str = "", **known: Any) -> OpSpec:
@@ -123,6 +125,7 @@ def _both(names: str) -> list[str]:
 _OTHERS = """
 torch.absolute torch.addbmm Tensor.addmm torch.addmm F.affine_grid Tensor.all torch.all
 operator.and_ Tensor.any torch.any Tensor.argmax torch.argmax Tensor.argmin torch.argmin
+Tensor.argsort torch.argsort
 torch._assert torch.atleast_1d torch.atleast_2d torch.atleast_3d Tensor.baddbmm torch.baddbmm
 Tensor.bernoulli_ F.bilinear nn.Bilinear torch.bilinear F.binary_cross_entropy
 F.binary_cross_entropy_with_logits Tensor.bool torch.broadcast_tensors torch.bucketize torch.cdist
@@ -133,14 +136,16 @@ torch.diff Tensor.dot torch.dot torch.dstack torch.embedding nn.EmbeddingBag tor
 Tensor.eq operator.eq torch.eq math.exp torch.feature_dropout Tensor.fill_ torch.finfo torch.fliplr
 torch.flipud math.floor torch.floor_divide F.fold nn.Fold torch.frac torch.full_like Tensor.ge
 operator.ge torch.ge torch.greater F.grid_sample nn.GRU nn.GRUCell Tensor.gt operator.gt torch.gt
+torch.fft.fft torch.fft.fft2 torch.fft.fftn torch.fft.ifft torch.fft.ifft2 torch.fft.ifftn
+torch.fft.irfft torch.fft.irfft2 torch.fft.irfftn torch.fft.rfft torch.fft.rfft2 torch.fft.rfftn
 F.gumbel_softmax F.huber_loss torch.iinfo Tensor.index_copy torch.inner F.instance_norm
 torch.instance_norm Tensor.int torch.inverse operator.invert torch.isfinite torch.isinf torch.isnan
 Tensor.item F.kl_div torch.kron F.l1_loss Tensor.le operator.le torch.le torch.less math.log
 torch.log10 torch.log2 torch.logaddexp torch.logical_and Tensor.logical_not torch.logical_not
 torch.logical_or torch.logical_xor torch.logit Tensor.logsumexp torch.logsumexp Tensor.long nn.LSTM
-nn.LSTMCell Tensor.lt operator.lt torch.lt F.margin_ranking_loss torch.masked_select Tensor.max
-torch.max F.max_unpool1d F.max_unpool2d F.max_unpool3d nn.MaxUnpool1d nn.MaxUnpool2d nn.MaxUnpool3d
-torch.median torch.meshgrid Tensor.min torch.min operator.mod torch.moveaxis F.mse_loss
+nn.LSTMCell Tensor.lt operator.lt torch.lt F.margin_ranking_loss torch.masked_select
+F.max_unpool1d F.max_unpool2d F.max_unpool3d nn.MaxUnpool1d nn.MaxUnpool2d nn.MaxUnpool3d
+torch.median torch.meshgrid operator.mod torch.moveaxis F.mse_loss
 F.multi_head_attention_forward nn.MultiheadAttention torch.mv Tensor.ne operator.ne torch.ne
 F.nll_loss Tensor.normal_ torch.normal operator.not_ F.one_hot operator.or_ torch.outer
 F.pairwise_distance nn.PairwiseDistance torch.polar operator.pos Tensor.prod math.prod torch.prod
@@ -396,6 +401,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
     *_alike("pooling.resize", "nn.Upsample F.upsample", "F.interpolate"),
     *_alike("pooling.resize", "nn.UpsamplingNearest2d", "nn.UpsamplingBilinear2d"),
     *_alike("pooling.mean", *_both("mean nanmean amax amin")),
+    *_alike("pooling.extreme", *_both("max min")),
     *_alike("pooling.reduce", *_both("sum norm std"), "torch.linalg.vector_norm"),
     *_alike("pooling.variance", "torch.var Tensor.var"),
     *_alike(
@@ -493,6 +499,7 @@ ATTRIBUTES: dict[str, AttributeSpec] = {
     **_attributes("requires_grad", describes=True),
     **_attributes("T mT", views=True),
     **_attributes("data", views=True, is_saved=False),
+    **_attributes("real imag"),
     **_attributes("type", about=KIND),  # of devices
     **_attributes("values indices min max eps tiny"),  # of results with names, and of dtypes
 }

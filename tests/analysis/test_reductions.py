@@ -61,6 +61,11 @@ def test_tensors_that_are_stacked_are_reduced_channel_by_channel(name: str) -> N
     check_exact(Stacked(STACKED[name]))
 
 
+def unpacked(pair: tuple[Tensor, Tensor]) -> Tensor:
+    values, _ = pair
+    return values
+
+
 EXACT: dict[str, Reading] = {
     "var by position": lambda x: torch.var(x, (2, 3), True),
     "var of a method": lambda x: x.var((2, 3), False),
@@ -68,6 +73,10 @@ EXACT: dict[str, Reading] = {
     "norm by position": lambda x: x.norm(2, (2, 3)),
     "norm of a line": lambda x: x.flatten(2).norm(2, 2),
     "norm by keyword": lambda x: x.norm(dim=(2, 3)),
+    "values of max": lambda x: x.flatten(2).max(2)[0],
+    "values by name": lambda x: torch.max(x.flatten(2), 2, keepdim=True).values.squeeze(2),
+    "indices that nobody reads": lambda x: unpacked(torch.min(-x.flatten(2), dim=-1)),
+    "values over stacked tensors": lambda x: torch.stack([x, -x]).max(0)[0].mean((2, 3)),
     "mean of sums": lambda x: x.flatten(2).cumsum(2).mean(2),
     "norm over channels": lambda x: (x / (x.norm(2, 1, True) + 1)).mean((2, 3)),
     "sum over channels": lambda x: (x * x.sum(1, True)).mean((2, 3)),
@@ -83,6 +92,7 @@ def test_dimensions_are_found_where_a_call_has_them(name: str) -> None:
 
 # A dropped channel would be something else at each size: gates stand where it is read.
 BY_SIZE: dict[str, tuple[type[Reads], Reading]] = {
+    "the largest of constants": (ReadsNormed, lambda x: x.flatten(2).max(2).values),
     "a softmax": (Reads, lambda x: x.flatten(2).softmax(-1).amax(2)),
     "sums of constants": (ReadsNormed, lambda x: x.flatten(2).cumsum(2).mean(2)),
     "a size as a number": (Reads, lambda x: (x + x.shape[-2]).mean((2, 3))),
@@ -110,6 +120,9 @@ def check_exact(net: nn.Module) -> None:
 
 REFUSED: dict[str, tuple[type[Reads], Reading]] = {
     "of a norm that is a minimum": (Reads, lambda x: x.mean((2, 3)) * x.norm(-1, 1).amax()),
+    "of which place is the largest": (Reads, lambda x: x.flatten(2).max(2)[1].to(x.dtype)),
+    "of its name": (Reads, lambda x: x.flatten(2).max(2).indices.to(x.dtype)),
+    "of the largest channel": (Reads, lambda x: x.mean((2, 3)) * x.max(1)[0].amax()),
     "of all deviations": (Reads, lambda x: x.mean((2, 3)) / torch.std(x, True)),
 }
 

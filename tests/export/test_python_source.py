@@ -193,6 +193,23 @@ def test_what_has_no_plain_source_is_refused(tmp_path: Path) -> None:
         write_source(mixed, "weights.safetensors")
 
 
+class TiedAutoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.bias = nn.Linear(6, 8), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.encoder(x)) @ self.encoder.weight + self.bias
+
+
+def test_a_product_by_columns_is_a_linear_layer_with_a_transposed_weight(tmp_path: Path) -> None:
+    model = halve(TiedAutoencoder(), torch.randn(2, 4, 6))
+    text, loaded = run_source(model, tmp_path)
+    assert "self.encoder.weight.t())" in text
+    x = torch.randn(3, 5, 6)
+    assert torch.equal(loaded(x), model(x))
+
+
 class MaskByItems(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -124,6 +124,12 @@ def test_protected_layers_keep_their_branch() -> None:
     assert not {"blocks.1", "blocks.3"} & set(closed(model))
 
 
+def test_a_budget_below_what_protected_branches_cost_is_refused() -> None:
+    model = al.add_gates(Net(1.0, 1e-3, 1.0, 1e-3), draw(0)[0])
+    with pytest.raises(al.InputError, match="cannot be reached"):
+        al.GateOptimizer(model, 10, budget={"multiply_adds": "20%"}, protect=["blocks.*"])
+
+
 def test_a_branch_goes_where_the_last_channel_inside_would() -> None:
     """Three channels, of which one stays, inside a branch that earns more than they do."""
     earned = torch.tensor([1.0, 3.0, 2.0, 100.0], dtype=torch.float64)
@@ -134,7 +140,7 @@ def test_a_branch_goes_where_the_last_channel_inside_would() -> None:
         step=torch.ones(1, dtype=torch.long),
         is_cut=torch.zeros(1, dtype=torch.bool),
         inner=torch.ones(1, 3, dtype=torch.bool),
-        branches=torch.zeros(1, dtype=torch.bool),
+        others=torch.zeros(1, dtype=torch.bool),
     )
     ranking = rank_gates(earned, cost, torch.zeros(4, dtype=torch.bool), holds, 1.0)
     assert ranking.ratio.tolist() == [1.0, float("inf"), 2.0, 3.0]
@@ -156,7 +162,7 @@ def test_room_that_a_branch_left_is_filled_up_whole() -> None:
     earned = torch.linspace(1.0, 2.0, 200).double()
     n = len(earned) + len(gone)
     group, least = torch.zeros(200, dtype=torch.long), torch.ones(1, dtype=torch.long)
-    nothing = torch.zeros(0, 200, dtype=torch.bool), torch.zeros(0, dtype=torch.bool)
+    nothing = torch.zeros(0, 200, dtype=torch.bool), torch.zeros(len(gone), dtype=torch.bool)
     holds = Holds(group, least, least, torch.zeros(1, dtype=torch.bool), *nothing)
     ranking = rank_gates(torch.ones(n).double(), torch.ones(n), torch.ones(n) > 0, holds, 1.0)
     filled = fill_up(ranking, earned, (opened, gone), cost, limits)

@@ -227,6 +227,16 @@ def test_protected_layers_keep_their_channels(digits: Any) -> None:
     assert widths["2"] < 40
 
 
+def test_protected_layers_are_not_merged_into_the_next(digits: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, STEPS, budget={"parameters": "60%"}, protect=["0"])
+    gates.finish()
+    widths = {layer.name: layer.width for layer in al.read_architecture(model).layers}
+    assert widths["0"] == 60
+    with pytest.raises(al.InputError, match="cannot be reached"):
+        al.GateOptimizer(model, STEPS, budget={"parameters": "60%"}, protect=["*"])
+
+
 def test_the_least_width_and_the_largest_cut_hold(digits: Any) -> None:
     model, _ = learn(chain(), digits, budget={"parameters": "40%"}, least_width=9, largest_cut=0.7)
     kept = [int((gate >= 0.5).sum()) for gate in al.width_gates(model).values()]

@@ -89,6 +89,28 @@ def test_what_was_not_asked_for_is_not_learnt() -> None:
     assert rows[0].fix == "name it in learn="
 
 
+class Highway(nn.Module):
+    """A sigmoid weighs channels whose gates stand behind another activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.carry = nn.Linear(8, 6), nn.Linear(6, 6)
+        self.hidden, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        carry = torch.sigmoid(self.carry(x))
+        return self.last(carry * torch.relu(self.hidden(x)) + (1 - carry) * x)
+
+
+def test_a_sigmoid_that_weighs_learnt_channels_is_learnt_with_them() -> None:
+    net, x = Highway(), torch.randn(2, 8)
+    row = next(row for row in al.inspect(net, x).rows if row.name == "carry")
+    assert (row.width, row.learnt_channels) == (True, 6)
+    assert "learn=" not in row.reason + row.fix
+    al.add_gates(net, x, learn=dict.fromkeys(["first", "carry", "hidden"], al.Learn.WIDTH))
+
+
 def test_the_table_of_lenet() -> None:
     head, *lines, costs = str(al.inspect(al.models.LeNet(), DIGITS)).splitlines()
     assert head.split("  ")[0] == "site"

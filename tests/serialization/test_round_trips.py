@@ -321,3 +321,25 @@ def test_a_tensor_made_of_a_size_stands_in_a_file(tmp_path: Path) -> None:
     al.save(net, tmp_path / "net.safetensors", torch.randn(3, 4))
     x = torch.randn(5, 4)
     assert torch.equal(al.load(tmp_path / "net.safetensors")(x), net(x))
+
+
+class MixesByFourier(nn.Module):
+    """Tokens are mixed by a Fourier transform (FNet), and sorted by their length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + torch.fft.fft2(x).real + torch.fft.irfft(torch.fft.rfft(x, dim=1), n=5, dim=1)
+        order = x.square().sum((0, 2)).argsort()
+        return self.last(F.relu(self.first(x)))[:, order]
+
+
+def test_fourier_transforms_and_orders_stand_in_a_file(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 4)
+    small = al.compact(al.add_gates(MixesByFourier(), x))
+    al.save(small, tmp_path / "small.safetensors")
+    loaded = al.load(tmp_path / "small.safetensors")
+    assert torch.equal(loaded(2 * x), small(2 * x))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
@@ -31,7 +32,31 @@ WAYS: list[tuple[Callable[[Tensor, Tensor], Tensor], bool]] = [
     (lambda x, w: x @ w.T, True),
     (lambda x, w: x @ w.t(), True),
     (lambda x, w: torch.matmul(x, w.transpose(-1, -2)), True),
+    (lambda x, w: F.linear(x, w.t()), False),
 ]
+
+
+class TiedAutoencoder(nn.Module):
+    """The decoder's weight is that of the encoder, transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.bias = nn.Linear(5, 8), nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.relu(self.encoder(x)), self.encoder.weight.t(), self.bias)
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (2, 3, 5)])
+def test_a_decoder_with_the_weight_of_its_encoder_is_learnt_with_it(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float64)
+    model = al.add_gates(TiedAutoencoder().double(), x)
+    with torch.no_grad():
+        al.width_gates(model)["encoder"][::2] = 0.0
+    small = al.compact(model)
+    torch.testing.assert_close(small(2 * x), model(2 * x), rtol=0, atol=1e-10)
+    assert small.get_parameter("encoder.weight").shape == (4, 5)
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (2, 3, 5)])

@@ -102,7 +102,8 @@ class Padded(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.activation = nn.Conv1d(5, 8, 3), nn.ReLU()
+        self.first = nn.Conv1d(5, 8, 3)
+        self.activation: Callable[[Tensor], Tensor] = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
         missing = int(math.ceil(x.shape[-1] / 3) * 3) - int(x.shape[-1])
@@ -110,18 +111,33 @@ class Padded(nn.Module):
 
 
 class OfPadded(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.layer, self.last = Padded(), nn.Conv1d(8, 2, 1)
+        self.layer, self.last = layer, nn.Conv1d(8, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.layer(x))
 
 
 def test_a_size_as_a_number_does_not_hide_a_layer() -> None:
-    small = check(OfPadded().double().eval(), X, (torch.cat([X, X]),))
+    small = check(OfPadded(Padded()).double().eval(), X, (torch.cat([X, X]),))
     with pytest.raises(al.InputError, match=r"what forward asks at test_written_out\.py"):
         small(torch.randn(3, 5, 9, dtype=torch.float64))
+
+
+class PaddedByFunction(Padded):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.activation
+        self.activation = torch.relu
+
+
+def test_a_part_that_takes_all_sizes_says_how_it_would_be_followed() -> None:
+    with pytest.raises(
+        al.InputError,
+        match=r"layer was not looked into: .* it is followed, for the example's size",
+    ):
+        al.add_gates(OfPadded(PaddedByFunction()), X.float())
 
 
 class FirstCall(nn.Module):

@@ -217,7 +217,7 @@ KINDS: tuple[Kind, ...] = (
         (5,),
     ),
     kind("weights_tied", tied, VECTOR, (5,)),
-    kind("weights_tied_transposed", autoencoder, VECTOR, (7,), (7,)),
+    kind("weights_tied_transposed", autoencoder, VECTOR, (5, 7), (7,)),
     kind(
         "siamese",
         parts(TwoPaths, body=linear(6, 5), top=linear(5, 7), head=linear(7, 3)),

@@ -18,7 +18,7 @@ from torch.fx.node import map_arg
 
 from archlearn.errors import FileError
 from archlearn.module_utils import find_part
-from archlearn.nn.functional import with_items
+from archlearn.nn.functional import linear_by_columns, with_items
 from archlearn.serialization.layer_registry import (
     CONTAINERS,
     all_layers,
@@ -434,6 +434,9 @@ class _Function:
             return f"{args[0]}[{_index(args[1])}]"
         if target is with_items:
             return f"{args[0]}.clone()"
+        if target is linear_by_columns:
+            x, weight, *bias = args
+            return f"F.linear({_arguments([x, _Text(f'{weight}.t()'), *bias], kwargs)})"
         function = name_operation(target)
         home, _, name = function.rpartition(".")
         if home == "operator" and name in _BINARY and len(args) == 2:

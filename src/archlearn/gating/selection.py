@@ -62,7 +62,8 @@ class LearnableSites:
         channels = self.channel_graph.channels_of(place, site)
         if channels is None:
             return self.channel_graph.followed[place].hidden.get(site.node, NO_CHANNELS)
-        if not self._is_asked(place, site):
+        is_asked = self._is_asked(place, site)
+        if not is_asked and not site.squashing:
             return NOT_ASKED
         if self.n_learnt(place, site):
             return None
@@ -73,12 +74,15 @@ class LearnableSites:
             fixed.get(atom) if channel == FIXED else reasons.get(channel)
             for atom, channel in zip(atoms.tolist(), channels.tolist(), strict=True)
         )
-        return next(filter(None, found), NO_CHANNELS)
+        return next(filter(None, found), NO_CHANNELS if is_asked else NOT_ASKED)
 
     def n_learnt(self, place: int, site: Site) -> int:
-        """Return in how many of a site's channels the width is learnt."""
+        """Return in how many of a site's channels the width is learnt.
+
+        A squashing activation has no gates if others have some for the channels that it weighs.
+        """
         channels = self.channel_graph.channels_of(place, site)
-        if channels is None or not self._is_asked(place, site):
+        if channels is None or not (site.squashing or self._is_asked(place, site)):
             return 0
         return int(self.channel_graph.is_learnt(channels).sum())
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch as _len_pre_dispatch
@@ -138,7 +139,7 @@ def split_gates(flat: Float[Tensor, " gates"], like: Sequence[Tensor]) -> list[T
 
 def linear_by_columns(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Apply a linear layer whose weight has a column for each output (transformers' `Conv1D`)."""
-    return x @ weight if bias is None else torch.addmm(bias, x, weight)
+    return F.linear(x, weight.t(), bias)
 
 
 def with_items(x: Tensor, index: Any, value: Any) -> Tensor:

@@ -271,10 +271,13 @@ class CostFunction:
             costs.append((time + of_gates + of_merges) * self.time_scale)
         return torch.stack(costs, 1)
 
-    def extremes(self, least_widths: Tensor | None = None) -> tuple[Named, Named]:
+    def extremes(
+        self, least_widths: Tensor | None = None, held: Tensor | None = None
+    ) -> tuple[Named, Named]:
         """Return the costs with all gates open, and those of the smallest network there can be.
 
-        Of each group `least_widths` stay open: one, or two where a norm reads them.
+        Of each group `least_widths` stay open: one, or two where a norm reads them. Layers and
+        branches that are `held` stay, too.
         """
         sizes = self.group.bincount()
         if least_widths is None:
@@ -282,7 +285,8 @@ class CostFunction:
         place = torch.arange(len(self.group)) - (sizes.cumsum(0) - sizes)[self.group]
         opened = torch.stack([place >= 0, place < least_widths[self.group]]).double()
         n_others = self.n_depth + self.n_branches
-        gone = torch.stack([torch.zeros(n_others), torch.ones(n_others)]).double()
+        goes = torch.ones(n_others) if held is None else ~held
+        gone = torch.stack([torch.zeros(n_others), goes]).double()
         start, least = self(opened, gone)
         return name_costs(start), name_costs(least)
 

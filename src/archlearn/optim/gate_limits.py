@@ -185,12 +185,14 @@ def least_widths(
 
 
 def find_protected(learnable: LearnableSites, protect: Iterable[str]) -> Tensor:
-    """Return which branches must stay: those with a protected layer, or protected by name."""
+    """Return which layers must not be merged into the next, then which branches must stay.
+
+    They are protected by name; so are the branches of protected layers.
+    """
     patterns = [protect] if isinstance(protect, str) else list(protect)
-    held = [
-        any(fnmatch.fnmatch(name, p) for name in (branch.name, *branch.layers) for p in patterns)
-        for branch in learnable.branches.values()
-    ]
+    named = [(pair.first,) for pair in learnable.mergeable.values()]
+    named += [(branch.name, *branch.layers) for branch in learnable.branches.values()]
+    held = [any(fnmatch.fnmatch(name, p) for name in names for p in patterns) for names in named]
     return torch.tensor(held, dtype=torch.bool)
 
 

@@ -111,7 +111,8 @@ class GateOptimizer(torch.optim.Optimizer):
                 can go.
             width_cost: Instead of a budget, the least that a neuron must earn to stay, in units of
                 the loss (the paper's lambda 3).
-            protect: Layers (names or globs) that keep all their channels, and so their branches.
+            protect: Layers (names or globs) that keep all their channels, and so their branches;
+                none is merged into the next.
             least_width: The fewest channels that any group keeps, unless its branch is left out.
             largest_cut: The largest part of its channels that any group may lose, likewise.
             multiple_of: The channels that a group keeps are a multiple of this, or all it had.
@@ -238,7 +239,7 @@ class GateOptimizer(torch.optim.Optimizer):
         device = container.gates()[0].device
         opened, gone = self._state()
         present = name_costs(cost(opened[None], gone[None])[0])
-        start, least = cost.extremes(self._least)
+        start, least = cost.extremes(self._least, self._protected)
         start |= container.original_costs or {}
         limits = dict.fromkeys(cost.names, math.inf)
         self._budget, self._whole_latency = budget, start.get(LATENCY, math.inf)
@@ -523,8 +524,9 @@ class GateOptimizer(torch.optim.Optimizer):
         else:
             prices = self._neurons(opened, gone)
         depths = torch.zeros_like(gone[: cost.n_depth], dtype=torch.bool)
-        for_good = torch.cat([widths, depths, branches]) | earned.isneginf()
-        held = self._find_held(last=last) & ~branches
+        for_good = torch.cat([widths, depths, branches])
+        held = self._find_held(last=last) & ~for_good[n_width:]
+        for_good |= earned.isneginf()
         earned.masked_fill_(for_good, -torch.inf)  # first to go, and never to come back
         prices.masked_fill_(for_good, 1.0)
         kept = torch.cat([opened > 0, gone == 0])
@@ -581,10 +583,12 @@ class GateOptimizer(torch.optim.Optimizer):
         self._checked_at = self.costs()[LATENCY]
 
     def _find_held(self, *, last: bool) -> Tensor:
-        """Return which branches must stay: those that are growing are not judged yet."""
+        """Return which layers and branches must stay: growing branches are not judged yet."""
         if last or not self._branches or self.schedule.signal == "signed":
             return self._protected
-        return self._protected | find_growing(self._branches, self.state)
+        held = self._protected.clone()
+        held[self._cost.n_depth :] |= find_growing(self._branches, self.state)
+        return held
 
     def _for_good(self) -> tuple[Tensor, Tensor]:
         """Return which width gates, and which branches, have been closed too long to open again."""

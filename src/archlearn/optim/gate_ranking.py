@@ -74,7 +74,7 @@ class Holds:
         step: The width of each group is a multiple of so many gates, or all of them.
         is_cut: Whether `shrink_` has cut gates of each group out.
         inner: For each branch, the width gates whose channels are all inside it.
-        branches: Whether each branch must stay.
+        others: Whether each layer, then each branch must stay.
     """
 
     group: Tensor
@@ -82,7 +82,7 @@ class Holds:
     step: Tensor
     is_cut: Tensor
     inner: Tensor
-    branches: Tensor
+    others: Tensor
 
 
 def find_savings(
@@ -146,7 +146,8 @@ def rank_gates(earned: Tensor, cost: Tensor, is_kept: Tensor, holds: Holds, stay
         # The best channel inside is the last to go, and the branch goes with it.
         best = torch.where(inner, ratio[:n_width], -torch.inf).amax(1)
         best = torch.where(inner.any(1), best, torch.inf)
-        ratio[-len(inner) :].clamp_(max=best).masked_fill_(holds.branches, torch.inf)
+        ratio[-len(inner) :].clamp_(max=best)
+    ratio[n_width:].masked_fill_(holds.others, torch.inf)
     ratio[:n_width].masked_fill_(places < least[group], torch.inf)
     return _sort_gates(ratio, block, is_rest)
 

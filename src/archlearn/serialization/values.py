@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from archlearn.errors import FileError
-from archlearn.op_table import OPERATIONS, saved_calls
+from archlearn.op_table import OPERATIONS, TORCH_HOMES, saved_calls
 from archlearn.serialization.limits import MAX_NESTING
 from archlearn.tracing.example_inputs import (
     check_argument,
@@ -75,7 +75,7 @@ def all_operations() -> dict[str, Operation]:
         "archlearn.ones_if_left_out": ones_if_left_out,
     }
     own = {call: f for call, f in saved_calls("archlearn").items() if not isinstance(f, type)}
-    return listed | own | saved_calls("operator", "math", "F", "torch", "torch.linalg")
+    return listed | own | saved_calls("operator", "math", *TORCH_HOMES)
 
 
 @cache

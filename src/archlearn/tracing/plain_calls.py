@@ -60,19 +60,21 @@ def read_shapes_(graph: fx.Graph) -> None:
 
 
 def read_layers_(graph: fx.Graph, net: nn.Module) -> None:
-    """Write `x @ w` and `x @ w.T`, of a parameter w, as the linear layers that they are."""
+    """Write `x @ w`, `x @ w.T` and `F.linear(x, w.T)`, of a parameter w, as linear layers."""
     for node in graph.nodes:
-        if node.target not in _PRODUCTS or len(node.args) != 2 or node.kwargs:
+        is_linear = node.target is F.linear
+        is_known = is_linear or (node.target in _PRODUCTS and not node.kwargs)
+        if not is_known or len(node.args) < 2:
             continue
-        x, factor = node.args
+        x, factor, *bias = node.args
         if not isinstance(x, fx.Node) or not isinstance(factor, fx.Node) or x.op == "get_attr":
             continue
         is_turned = factor.op != "get_attr" and _is_turned(factor)
         weight = factor.all_input_nodes[0] if is_turned else factor
         tensor = find_tensor(net, str(weight.target)) if weight.op == "get_attr" else None
         if isinstance(tensor, nn.Parameter) and tensor.dim() == 2:
-            node.op, node.args = "call_function", (x, weight)
-            node.target = F.linear if is_turned else linear_by_columns
+            node.op, node.args = "call_function", (x, weight, *bias)
+            node.target = F.linear if is_turned != is_linear else linear_by_columns
             if not factor.users:
                 graph.erase_node(factor)
 

@@ -154,6 +154,11 @@ REFUSALS = {
     "text": "the text of a traced value is not known",
     "key": "a traced value cannot be the key of a dictionary or in a set",
 }
+ANY_SIZE = (
+    "a part that needs a size as a number is called as it is, and takes all sizes; with a layer "
+    "and an activation among its modules (nn.SiLU, not F.silu) it is followed, for the example's "
+    "size"
+)
 _NUMBERS = ("number", "text", "key")  # what depends on a number itself, not on one bit
 
 

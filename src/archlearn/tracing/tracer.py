@@ -40,6 +40,7 @@ from archlearn.tracing.plain_calls import (
 )
 from archlearn.tracing.rng import DRAWN, SKIPPED, RngState, check_draws, find_sure_answer, is_drawn
 from archlearn.tracing.shape_guards import (
+    ANY_SIZE,
     REFUSALS,
     ExampleRuns,
     Guard,
@@ -225,7 +226,8 @@ class ArchTracer(fx.Tracer):
             return sure
         is_parts = what == "len" and self.class_of(proxy) in (tuple, list)
         if not is_parts and not may_ask(node, what, may_fix_sizes=self._may_fix_sizes()):
-            raise Refusal(REFUSALS[what])
+            why = f": {ANY_SIZE}" if topic_of(node) == SIZES else ""
+            raise Refusal(f"{REFUSALS[what]}{why}")
         if self._runs is None:
             raise Refusal(f"{REFUSALS[what]}: give example_inputs, which answer for shapes")
         answer = self._runs.answer(node, what, self._find_live)

@@ -1,9 +1,10 @@
 """Rules of pooling, interpolation, softmax and reductions."""
 
+import operator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from archlearn.analysis.channel_labels import (
     CONSTANT,
@@ -51,6 +52,14 @@ def reduce(step: OpCall) -> Any:
     return _reduce(step, keeps_constants=False)
 
 
+def extreme(step: OpCall) -> Any:
+    """`max` and `min` along a dimension, of which the values are read and the indices are not."""
+    if not isinstance(step.out, tuple) or not all(map(_reads_values, step.node.users)):
+        return opaque(step)
+    found = _reduce(step, keeps_constants=True)
+    return type(step.out)((found, fixed_out(step.out[1]))) if isinstance(found, Labels) else found
+
+
 def variance(step: OpCall) -> Any:
     """A variance within a channel, or over the open channels (norms by hand)."""
     return _reduce(step, keeps_constants=False)
@@ -84,7 +93,9 @@ def _reduce(step: OpCall, keeps_constants: bool) -> Any:
     dims = step.argument(of_dims, "dim", step.kwargs.get("axis"))
     keepdim = bool(step.argument(of_keepdim, "keepdim", False))
     each = dims if isinstance(dims, tuple | list) else (dims,)
-    if not (isinstance(step.out, Tensor) and each and all(type(dim) is int for dim in each)):
+    if not (
+        isinstance(step.out, Tensor | tuple) and each and all(type(dim) is int for dim in each)
+    ):
         return opaque(step)
     chosen = {dim % step.x.ids.dim() for dim in each}
     ids, state = step.x.ids, step.x.state
@@ -101,6 +112,13 @@ def _reduce(step: OpCall, keeps_constants: bool) -> Any:
     if not keeps_constants:
         state = replaced(state, CONSTANT, UNKNOWN)
     return Labels(ids, state)
+
+
+def _reads_values(user: fx.Node) -> bool:
+    """Return whether what reads a pair of values and indices takes the values, or nothing."""
+    if user.target is operator.getitem or user.target is getattr:
+        return user.args[1] in (0, "values") or not user.users
+    return False
 
 
 def _over_channels(step: OpCall) -> Any:

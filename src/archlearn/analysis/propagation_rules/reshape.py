@@ -74,6 +74,8 @@ def expand_as(step: OpCall) -> Any:
 def attribute(step: OpCall) -> Any:
     """Read an attribute: of a tensor only its description, or its transpose."""
     holder, name = step.args[0], step.args[1]
+    if isinstance(holder, tuple) and type(holder) is type(step.real_args[0]):
+        return getattr(holder, name)
     if not isinstance(holder, Labels):
         return fixed_out(step.out)
     known = ATTRIBUTES.get(name)
