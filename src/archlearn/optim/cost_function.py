@@ -283,9 +283,9 @@ class CostFunction:
         if least_widths is None:
             least_widths = self._least
         place = torch.arange(len(self.group)) - (sizes.cumsum(0) - sizes)[self.group]
-        opened = torch.stack([place >= 0, place < least_widths[self.group]]).double()
+        opened = torch.stack([place >= 0, place < least_widths.cpu()[self.group]]).double()
         n_others = self.n_depth + self.n_branches
-        goes = torch.ones(n_others) if held is None else ~held
+        goes = torch.ones(n_others) if held is None else ~held.cpu()
         gone = torch.stack([torch.zeros(n_others), goes]).double()
         start, least = self(opened, gone)
         return name_costs(start), name_costs(least)
