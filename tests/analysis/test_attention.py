@@ -948,3 +948,26 @@ def test_attention_to_something_else_is_called_as_it_is() -> None:
     net = Cross({"batch_first": True}, {}).double()
     with pytest.raises(al.InputError, match="read by 'attention', which may mix channels"):
         al.add_gates(net, draw(2, 6, 5))
+
+
+class AcrossSequences(nn.Module):
+    """Cross-attention by `nn.MultiheadAttention`, which keeps its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, WIDTH), nn.Linear(5, WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.hidden, self.last = nn.Linear(WIDTH, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        memory = self.second(y)
+        x = self.attention(self.first(x), memory, memory)[0]
+        return self.last(self.hidden(x).relu())
+
+
+def test_cross_attention_that_cannot_be_followed_says_how_it_can() -> None:
+    model = al.add_gates(AcrossSequences(), (torch.randn(2, 3, 6), torch.randn(2, 4, 5)))
+    lines = str(al.inspect(model)).splitlines()
+    for name in ("first", "second"):
+        (line,) = (line for line in lines if line.startswith(f"not learnt: {name}:"))
+        assert "around F.scaled_dot_product_attention, which is followed" in line

@@ -106,6 +106,10 @@ def fixed_out(out: Any) -> Any:
 
 _OTHERS = "nothing is needed if the other layers are learnt"
 _OF_PRODUCTS = f"make it an nn.Linear where one factor is a weight; {_OTHERS}"
+_OF_ATTENTION = (
+    "write it as nn.Linear layers for queries, keys, values and output around "
+    f"F.scaled_dot_product_attention, which is followed; {_OTHERS}"
+)
 _PRODUCTS = ("matmul", "mm", "bmm", "mv", "einsum", "addmm", "addbmm", "baddbmm", "tensordot")
 
 
@@ -119,9 +123,16 @@ def opaque(step: OpCall, text: str | None = None, fix: str | None = None) -> Any
         step.constraints.block(
             labels.ids,
             text or f"read by {describe_call(step.node)}, which may mix channels",
-            fix or (_OF_PRODUCTS if step.name in _PRODUCTS else _OTHERS),
+            fix or _advise(step),
         )
     return fixed_out(step.out)
+
+
+def _advise(step: OpCall) -> str:
+    """Return what lets the channels go that an unknown call reads."""
+    if step.is_module and isinstance(step.module, nn.MultiheadAttention):  # across two sequences
+        return _OF_ATTENTION
+    return _OF_PRODUCTS if step.name in _PRODUCTS else _OTHERS
 
 
 def _is_read(step: OpCall, labels: Labels) -> bool:
