@@ -26,6 +26,13 @@ def without_numbers():
     nn.init.constant_(broken[1].weight, float("nan"))
     return broken
 
+class Misspelt(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1)) * self.scales
+
+def misspelt():
+    return Misspelt(64, 10)
+
 def examples(n=60, dtype=torch.int64):
     x, y = torch.rand(n, 5, generator=torch.Generator().manual_seed(0)), torch.arange(n) % 2
     return (x, y.to(dtype)), (x, y.to(dtype))
@@ -82,6 +89,8 @@ def code_of(words: str, out: Path) -> object:
         ("frozen --learn nothing", "no weight of the network is to be learnt either"),
         ("net --leave 1", "(learn= is what --learn and --leave say)"),
         ("without_numbers", "gives what is no finite number for the first two examples"),
+        ("misspelt", "(1, 8, 8): 'Misspelt' object has no attribute 'scales' ("),
+        ("misspelt", "wrong_inputs.py:22)"),
     ],
 )
 def test_networks_that_cannot_be_trained_are_refused(

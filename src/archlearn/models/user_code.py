@@ -11,7 +11,7 @@ from pathlib import Path
 from archlearn.errors import ArchlearnError, InputError, did_you_mean
 
 _OURS = str(Path(__file__).parents[1])
-_NOT_THEIRS = (_OURS, sys.prefix, sys.base_prefix, "<frozen")
+_NOT_THEIRS = (_OURS, sys.prefix, sys.base_prefix, "<")  # generated code has no file
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -80,6 +80,13 @@ def _explain(reference: str, error: Exception) -> str:
     places = list(dict.fromkeys(_place(frame) for frame in (*theirs[-1:], *raised)))
     where = f" ({', '.join(places)})" if places else ""
     return f"{reference!r} raised {type(error).__name__}: {error}{where}; try it in Python alone"
+
+
+def find_line(error: Exception) -> str:
+    """Return the line of the user's at which an error was raised, or '' if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [_place(frame) for frame in frames if _is_theirs(frame)]
+    return f" ({theirs[-1]})" if theirs else ""
 
 
 def _is_theirs(frame: traceback.FrameSummary) -> bool:

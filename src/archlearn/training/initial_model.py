@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from archlearn.data.dataset import Dataset
 from archlearn.data.file_cache import CONFIG
-from archlearn.errors import FileError, InputError, SettingsError, first_line
+from archlearn.errors import ArchlearnError, FileError, InputError, SettingsError, first_line
 from archlearn.models.model_registry import build_network
 from archlearn.models.pretrained import (
     IMAGENET_MEAN,
@@ -23,6 +23,7 @@ from archlearn.models.pretrained import (
     read_pretrained,
     with_weights,
 )
+from archlearn.models.user_code import find_line
 from archlearn.module_utils import evaluating
 from archlearn.training.checkpoint import LATEST, PREVIOUS
 from archlearn.training.objectives import in_format_of, objective_of
@@ -125,10 +126,12 @@ def run_once(network: nn.Module, example: Tensor, name: str) -> object:
     try:
         with evaluating(network):
             return network(example)
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (ArchlearnError, MemoryError):
+        raise
+    except Exception as error:  # whatever a user's forward raises
         raise InputError(
             f"the network {name} does not take examples of shape {tuple(example.shape[1:])}: "
-            f"{first_line(error)}"
+            f"{first_line(error)}{find_line(error)}"
         ) from error
 
 
