@@ -154,6 +154,7 @@ def test_images_of_any_size_are_exported(tmp_path: Path) -> None:
     made = export_model(small, tmp_path / "a.onnx", "onnx", dynamic_dims=(0, 2, 3))
     assert made.difference < 1e-6
     session: Any = onnxruntime.InferenceSession(tmp_path / "a.onnx")
+    assert session.get_inputs()[0].shape == ["batch", 1, "size_2", "size_3"]
     (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), small(images))
 

@@ -133,13 +133,17 @@ def _write_onnx(
     import onnxruntime
 
     program = _export(model, inputs, dims)
-    torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False)
+    names = {dim: f"size_{dim}" if dim else "batch" for dim in dims}
+    torch.onnx.export(
+        program, (), path, dynamo=True, verbose=False, external_data=False,
+        dynamic_shapes=_any_size(model, inputs, names),
+    )  # fmt: skip
     session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
+    keys = [each.name for each in session.get_inputs()]
 
     def run(given: ExampleInputs) -> list[Tensor]:
         arrays = [tensor.numpy() for tensor in given.tensors()]
-        found = session.run(None, dict(zip(names, arrays, strict=True)))
+        found = session.run(None, dict(zip(keys, arrays, strict=True)))
         return [torch.from_numpy(array) for array in found]
 
     return (path,), run, _find_limits(program)
@@ -160,7 +164,7 @@ def _write_program(
 def _export(
     model: nn.Module, inputs: ExampleInputs, dims: tuple[int, ...]
 ) -> torch.export.ExportedProgram:
-    shapes = _any_size(model, inputs, dims)
+    shapes = _any_size(model, inputs, dict.fromkeys(dims, torch.export.Dim.DYNAMIC))
     return torch.export.export(model, inputs.args, inputs.kwargs, dynamic_shapes=shapes)
 
 
@@ -250,12 +254,12 @@ def _compare(model: nn.Module, samples: Iterable[ExampleInputs], run: Run) -> fl
     return worst
 
 
-def _any_size(model: nn.Module, inputs: ExampleInputs, dims: tuple[int, ...]) -> Any:
-    """Return for each argument that these of its dimensions may have any size."""
+def _any_size(model: nn.Module, inputs: ExampleInputs, dims: Mapping[int, Any]) -> Any:
+    """Return for each argument what is said of those of its dimensions that may have any size."""
 
     def describe(value: Any) -> Any:
         n_dims = value.dim() if isinstance(value, Tensor) else 0
-        return {dim: torch.export.Dim.DYNAMIC for dim in dims if dim < n_dims} or None
+        return {dim: said for dim, said in dims.items() if dim < n_dims} or None
 
     by_place = tuple(tree_map(describe, value) for value in inputs.args)
     if not inputs.kwargs:
