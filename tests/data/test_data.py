@@ -321,3 +321,9 @@ def test_a_failure_leaves_the_file_that_was_there_and_nothing_else(
         write_atomically(tmp_path / "a", b"new")
     assert [file.name for file in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("name", ["digits:0", "digits:x", "digits:9999999"])
+def test_digits_of_no_size_or_beyond_any_memory_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match="a number of pixels up to 512, as in digits:28"):
+        load_examples(name)

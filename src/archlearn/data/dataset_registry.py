@@ -26,7 +26,7 @@ from archlearn.models.user_code import call_users_code
 
 logger = logging.getLogger(__name__)
 
-MNIST_SIDE = 28
+MNIST_SIDE, _LARGEST_DIGITS = 28, 512
 IMAGE_LAYOUTS = {
     "folder": load_folder,
     "tiny-imagenet": load_tiny_imagenet,
@@ -79,8 +79,11 @@ def load_examples(
     if name == "diabetes":
         return load_diabetes()
     if kind == "digits":
-        if rest and not (rest.isdigit() and int(rest) > 0):
-            raise InputError(f"{name!r}: behind digits: stands a number of pixels, as in digits:28")
+        if rest and not (rest.isdigit() and 0 < int(rest) <= _LARGEST_DIGITS):
+            raise InputError(
+                f"{name!r}: behind digits: stands a number of pixels up to {_LARGEST_DIGITS}, "
+                "as in digits:28"
+            )
         return load_digits(int(rest) if rest else None)
     if kind == "idx" and rest:
         folder = Path(rest).expanduser()

@@ -76,7 +76,8 @@ def check_reachable(
             raise InputError(
                 f"a budget of {asked_for} {name} cannot be reached: with every gate closed that "
                 f"may close, {left} are left of the present {now}; ask for more, protect less, or "
-                "see archlearn.inspect(model) for what is not learnt and why"
+                "see what is not learnt and why: archlearn.inspect(model), or the command "
+                "archlearn inspect"
             )
 
 
