@@ -167,6 +167,21 @@ def test_texts_of_any_length_are_exported_with_their_limit(to: str, tmp_path: Pa
     assert str(made).endswith(", for at most 16 along dimension 1")
 
 
+class AsksForLength(OnTokens):
+    """Takes another path with long texts, which a file cannot hold."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found = super().forward(tokens)
+        return found * 2 if tokens.shape[1] > 12 else found
+
+
+@pytest.mark.parametrize("to", FORMATS[:2])
+def test_sizes_that_take_another_path_are_beyond_the_limit(to: str, tmp_path: Path) -> None:
+    example = torch.randint(9, (2, 8))
+    made = export_model(AsksForLength(), tmp_path / "a", to, example, dynamic_dims=(0, 1))
+    assert made.limits == {1: (0, 12)}
+
+
 def test_sizes_that_the_model_refuses_are_told_before_anything_is_written(tmp_path: Path) -> None:
     path = tmp_path / "a.pt2"
     with pytest.raises(al.InputError, match="along dimension 1 of its inputs; leave it out"):

@@ -99,7 +99,7 @@ def export_model(
         try:
             samples = [inputs, *_resized(model, inputs, dims)]
             paths, run, limits = FORMATS[to](model, path, inputs, dims)
-            differs_by = _compare(model, samples, run)
+            differs_by = _compare(model, [x for x in samples if _is_within(limits, x)], run)
         except (ArchlearnError, OSError):
             raise
         except Exception as error:
@@ -189,6 +189,13 @@ def _find_limits(program: torch.export.ExportedProgram) -> Limits:
                 before = found.get(dim, (0, math.inf))
                 found[dim] = max(before[0], least), min(before[1], largest)
     return found
+
+
+def _is_within(limits: Limits, inputs: ExampleInputs) -> bool:
+    """Return whether inputs have sizes that a file is right for."""
+    shapes = [x.shape for x in inputs.tensors()]
+    sizes = [(shape[dim], limits[dim]) for shape in shapes for dim in limits if dim < len(shape)]
+    return all(least <= size <= largest for size, (least, largest) in sizes)
 
 
 def _write_source(
