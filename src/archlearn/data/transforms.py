@@ -95,6 +95,8 @@ def crop_images(
     images: Tensor, windows: Tensor, side: int, padding: Literal["border", "zeros"] = "border"
 ) -> Tensor:
     """Return what each window shows, scaled to a side; beyond the border the edge goes on."""
-    shape = [len(images), images.shape[1], side, side]
-    grid = F.affine_grid(windows, shape, align_corners=False)
+    # Windows are upright, so that rows and columns lie apart: `affine_grid` multiplies matrices.
+    pixels = (2 * torch.arange(side, device=images.device, dtype=images.dtype) + 1) / side - 1
+    across, down = (windows[:, i, i, None] * pixels + windows[:, i, 2, None] for i in range(2))
+    grid = torch.stack(torch.broadcast_tensors(across[:, None, :], down[:, :, None]), -1)
     return F.grid_sample(images, grid, padding_mode=padding, align_corners=False)

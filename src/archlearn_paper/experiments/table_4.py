@@ -293,7 +293,9 @@ def _settings(
 
 
 def _measure_times(scale: Scale, done: FinishedRun) -> dict[str, Any]:
-    """Return how long a forward pass takes, beside the reference of the same seed."""
+    """Return how long a forward pass takes beside the reference's, in the seed that rivals have."""
+    if done.row.seed != _RIVAL_SEED:
+        return {}
     model = done.load_model()
     reference = load(done.path.with_name(f"{_REFERENCE}.seed{done.row.seed}.safetensors"))
     return {"forward": time_side_by_side(reference, model, _example(scale))}
