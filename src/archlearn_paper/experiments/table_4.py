@@ -8,7 +8,7 @@ other methods are brought to the paper's sizes, and to those that ours has, in s
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -186,10 +186,10 @@ def _choose_plan(scale: Scale) -> CaseStudy:
 def train_references(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
     """Return the reference of each seed."""
     epochs = _choose_plan(scale).epochs
-    return [
-        Run(row=_REFERENCE, settings=_settings(scale, seed, epochs, _LEARNING_RATE))
-        for seed in scale.seeds
-    ]
+    # Long enough on a GPU for compiled steps to be worth the minute that they take.
+    hardware = replace(_choose_hardware(), compile=torch.cuda.is_available())
+    asked = [_settings(scale, seed, epochs, _LEARNING_RATE) for seed in scale.seeds]
+    return [Run(row=_REFERENCE, settings=replace(each, hardware=hardware)) for each in asked]
 
 
 def _compress(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
@@ -272,7 +272,6 @@ def _settings(
     scale: Scale, seed: int, epochs: int, rate: float, gates: GateSettings | None = None
 ) -> RunSettings:
     plan = _choose_plan(scale)
-    on_gpu = torch.cuda.is_available()
     return RunSettings(
         model=plan.model,
         data=scale.data,
@@ -288,8 +287,12 @@ def _settings(
             learning_rate=rate, weight_decay=_WEIGHT_DECAY, warmup_epochs=min(1.0, epochs / 10)
         ),
         gates=gates or GateSettings(learn="nothing"),
-        hardware=HardwareSettings(precision="bf16-mixed" if on_gpu else "32-true"),
+        hardware=_choose_hardware(),
     )
+
+
+def _choose_hardware() -> HardwareSettings:
+    return HardwareSettings(precision="bf16-mixed" if torch.cuda.is_available() else "32-true")
 
 
 def _measure_times(scale: Scale, done: FinishedRun) -> dict[str, Any]:
