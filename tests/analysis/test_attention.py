@@ -971,3 +971,41 @@ def test_cross_attention_that_cannot_be_followed_says_how_it_can() -> None:
     for name in ("first", "second"):
         (line,) = (line for line in lines if line.startswith(f"not learnt: {name}:"))
         assert "around F.scaled_dot_product_attention, which is followed" in line
+
+
+class ByRows(nn.Module):
+    """Layers that take rows of one parameter, some of which two of them share."""
+
+    def __init__(self, factor: float = 0.0) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(5, 6), nn.Linear(20, 2)
+        self.weight, self.bias = nn.Parameter(draw(14, 6)), nn.Parameter(draw(14))
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        first = F.linear(x, self.weight[:10], self.bias[:10])
+        second = F.linear(x, self.weight[4:, :], self.bias[4:])
+        y = self.head(torch.cat([first, second], -1).relu())
+        return y + self.factor * self.weight.sum() if self.factor else y
+
+
+def test_layers_that_take_rows_of_one_parameter_lose_theirs() -> None:
+    torch.manual_seed(0)
+    net = ByRows().double()
+    gated = al.add_gates(net, draw(3, 5))
+    gates = al.width_gates(gated)
+    assert sorted(map(len, gates.values())) == [4, 4, 6, 6]
+    with torch.no_grad():
+        for gate in gates.values():
+            gate[1::2] = 0.1
+    small: Any = al.compact(gated)
+    assert (gated(draw(4, 5)) - small(draw(4, 5))).abs().max() < 1e-10
+    assert small.weight.shape == (7, 3)
+    assert al.plan(gated).after == al.count_costs(small)
+    assert al.plan(gated).before == al.count_costs(net, draw(3, 5))
+
+
+def test_a_parameter_stays_that_layers_take_rows_of_and_something_else_reads() -> None:
+    with pytest.raises(al.InputError, match="'weight' is used in two ways"):
+        al.add_gates(ByRows(factor=0.1).double(), draw(3, 5))

@@ -29,7 +29,13 @@ from archlearn.tracing.example_inputs import (
     is_plain,
     ones_if_left_out,
 )
-from archlearn.tracing.fx_utils import BLOCK_CALLS, describe_failure, note_source, source_of
+from archlearn.tracing.fx_utils import (
+    BLOCK_CALLS,
+    describe_failure,
+    find_parameter,
+    note_source,
+    source_of,
+)
 from archlearn.tracing.module_state import ModuleState
 from archlearn.tracing.output_types import construction_of
 from archlearn.tracing.plain_calls import (
@@ -419,8 +425,8 @@ def _split_linear(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
     """
     given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
     weight, bias = given.get("weight"), given.get("bias")
-    is_own = isinstance(weight, fx.Proxy) and weight.node.op == "get_attr"
-    is_computed = isinstance(bias, fx.Proxy) and bias.node.op != "get_attr"
+    is_own = isinstance(weight, fx.Proxy) and find_parameter(weight.node) is not None
+    is_computed = isinstance(bias, fx.Proxy) and find_parameter(bias.node) is None
     return (given["input"], weight, bias) if is_own and is_computed else None
 
 
