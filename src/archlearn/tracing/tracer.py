@@ -62,7 +62,7 @@ from archlearn.tracing.transformer_blocks import (
     BLOCKS,
     config_flags,
     is_pretrained,
-    self_attention,
+    multihead_attention,
     without_hint,
 )
 
@@ -308,7 +308,7 @@ class ArchTracer(fx.Tracer):
             args, kwargs = (kwargs["input"],), {}
         if not self.is_leaf_module(m, self.path_of_module(m)):
             args, kwargs = without_hint(m, args, kwargs)
-        unfolded = self_attention(m, args, kwargs)
+        unfolded = multihead_attention(m)
         self._unfolded = m if unfolded else None
         forward = unfolded or find_gelu(m, args, kwargs) or forward
         before = (RngState.now(), ModuleState([m])) if self._is_strict else None
