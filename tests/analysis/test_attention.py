@@ -938,36 +938,171 @@ def test_encoders_of_torch_lose_heads_stream_and_hidden_units(norm_first: bool) 
         assert (gated.train(mode)(*inputs) - small.train(mode)(*inputs)).abs().max() < 1e-10
 
 
-def test_attention_to_something_else_is_called_as_it_is() -> None:
-    class Cross(Torch):
-        def forward(self, x: Tensor) -> Tensor:
-            y = F.relu(self.stem(x))
-            y, _ = self.attention(self.norm(y), y, y)
-            return self.head(F.relu(y))
+class Cross(nn.Module):
+    """Attention by `nn.MultiheadAttention` from one stream to others, which a line names."""
 
-    net = Cross({"batch_first": True}, {}).double()
-    with pytest.raises(al.InputError, match="read by 'attention', which may mix channels"):
-        al.add_gates(net, draw(2, 6, 5))
-
-
-class AcrossSequences(nn.Module):
-    """Cross-attention by `nn.MultiheadAttention`, which keeps its size."""
-
-    def __init__(self) -> None:
+    def __init__(self, reads: str, options: dict[str, Any], given: dict[str, Any]) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(6, WIDTH), nn.Linear(5, WIDTH)
-        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
-        self.hidden, self.last = nn.Linear(WIDTH, 8), nn.Linear(8, 2)
+        self.reads, self.given = reads, given
+        sizes = WIDTH, options.get("kdim", WIDTH), options.get("vdim", WIDTH)
+        self.q, self.k, self.v = (
+            nn.Linear(n, size) for n, size in zip((5, 6, 7), sizes, strict=True)
+        )
+        self.norm = nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, **options)
+        self.head = nn.Linear(WIDTH, 2)
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        memory = self.second(y)
-        x = self.attention(self.first(x), memory, memory)[0]
-        return self.last(self.hidden(x).relu())
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = self.q(q)
+        streams = {"q": self.norm(q), "k": self.k(k), "v": self.v(v)}
+        y, _ = self.attention(*(streams[name] for name in self.reads), **self.given)
+        return self.head(q + y)
 
 
-def test_cross_attention_that_cannot_be_followed_says_how_it_can() -> None:
-    model = al.add_gates(AcrossSequences(), (torch.randn(2, 3, 6), torch.randn(2, 4, 5)))
+WEIGHT, APART = "attention.in_proj_weight", "attention.q_proj_weight"
+OF_HEADS = {WEIGHT: HEADS, f"{WEIGHT}/2": SIZE, f"{WEIGHT}/3": SIZE}
+APART_HEADS = {APART: HEADS, f"{APART}/2": SIZE, "attention.v_proj_weight": SIZE}
+FIRST, QUICK = {"batch_first": True}, {"need_weights": False}
+CROSS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, int]]] = {
+    "weights": ("qkk", FIRST, {}, {}),
+    "no weights": ("qkk", FIRST, QUICK, {}),
+    "no bias": ("qkk", {**FIRST, "bias": False}, QUICK, {}),
+    "length first": ("qkk", {}, QUICK, {}),
+    "three streams": ("qkv", FIRST, QUICK, {}),
+    "three streams, length first": ("qkv", {"bias": False}, {}, {}),
+    "values alone": ("qqv", FIRST, QUICK, {}),
+    "keys alone": ("qkq", FIRST, {}, {}),
+    "causal": ("qkk", FIRST, {**QUICK, "attn_mask": CAUSAL, "is_causal": True}, {}),
+    "masks": ("qkk", FIRST, {"attn_mask": CAUSAL, "key_padding_mask": HIDDEN}, {}),
+    "padding": ("qkv", FIRST, {**QUICK, "key_padding_mask": HIDDEN}, {}),
+    "apart": ("qkv", {**FIRST, "kdim": 6, "vdim": 9}, QUICK, {"k": 6, "v": 9}),
+    "apart, no bias": ("qkk", {**FIRST, "kdim": 6, "vdim": 6, "bias": False}, {}, {"k": 6}),
+}
+
+
+def cross(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    reads, options, given, _ = CROSS[name]
+    net = Cross(reads, {"dropout": 0.2, **options}, given).double()
+    shape = (2, 6) if options.get("batch_first") else (6, 2)
+    return net, tuple(draw(*shape, n) for n in (5, 6, 7))
+
+
+@pytest.mark.parametrize("name", CROSS)
+def test_cross_attention_loses_heads_and_the_streams_that_it_reads(
+    name: str, tmp_path: Path
+) -> None:
+    net, inputs = cross(name)
+    gated = al.add_gates(net, inputs)
+    gates = al.width_gates(gated)
+    streams = {"q": WIDTH, **CROSS[name][-1]}  # keys and values of one size are tied to queries
+    heads = APART_HEADS if "apart" in name else OF_HEADS
+    assert {n: len(gate) for n, gate in gates.items()} == streams | heads
+    for mode in (True, False):
+        torch.testing.assert_close(
+            run(gated.train(mode), inputs), run(net.train(mode), inputs), rtol=0, atol=1e-12
+        )
+    generator = torch.Generator().manual_seed(1)
+    optimizer = al.GateOptimizer(gated, 10, budget={"multiply_adds": "100%"})
+    for _ in range(3):
+        for gate in gates.values():
+            closed = torch.rand(gate.shape, generator=generator) < 0.5
+            gate.data.copy_(torch.where(closed, 0.1, 0.9))
+        small = al.compact(gated)
+        assert (run(gated, inputs) - run(small, inputs)).abs().max() < 1e-10
+        plan, n_examples = al.plan(gated), len(inputs[0])
+        assert plan.after == al.count_costs(small)
+        assert plan.before == al.count_costs(net, inputs)
+        assert optimizer.costs() == pytest.approx(
+            {
+                "parameters": plan.after.parameters,
+                "multiply_adds": plan.after.multiply_adds / n_examples,
+            }
+        )
+        al.save(small, tmp_path / "small.safetensors")
+        loaded = al.load(tmp_path / "small.safetensors")
+        assert torch.equal(run(loaded, inputs), run(small, inputs))
+        kept, before = al.kept_channels(small), net.state_dict()
+        for key, tensor in small.state_dict().items():
+            of_each_dim = torch.meshgrid(*map(torch.tensor, kept[key].values()), indexing="ij")
+            assert torch.equal(tensor, before[key][of_each_dim])
+
+
+def run(net: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    """Return what a network gives, with the same dropout each time."""
+    torch.manual_seed(7)
+    return net(*inputs)
+
+
+def test_a_cut_of_cross_attention_is_one_of_its_optimiser_too() -> None:
+    net, inputs = cross("no weights")
+    gated = al.add_gates(net, inputs)
+    optimizer = torch.optim.Adam(al.weights(gated), lr=0.01)
+    run(gated, inputs).square().sum().backward()
+    optimizer.step()
+    gates = al.width_gates(gated)
+    with torch.no_grad():
+        gates["q"][::3] = 0.1
+        gates[WEIGHT][1] = 0.1
+        gates[f"{WEIGHT}/2"][0] = 0.1
+    before = run(gated.eval(), inputs)
+    weight: Any = gated.get_parameter(WEIGHT)
+    whole = optimizer.state[weight]["exp_avg"]
+    rows = al.plan(gated).kept()[WEIGHT]
+    al.shrink_(gated, optimizer)
+    assert (run(gated, inputs) - before).abs().max() < 1e-10
+    assert gated.get_parameter(WEIGHT) is weight
+    assert weight.shape == ((HEADS - 1) * (3 * SIZE - 2), 8)
+    assert torch.equal(optimizer.state[weight]["exp_avg"], whole[list(rows[0])][:, list(rows[1])])
+    run(gated.train(), inputs).square().sum().backward()
+    optimizer.step()
+    small = al.compact(gated)
+    assert (run(gated.eval(), inputs) - run(small.eval(), inputs)).abs().max() < 1e-10
+
+
+class ByRows(nn.Module):
+    """Layers that take rows of one parameter, some of which two of them share."""
+
+    def __init__(self, factor: float = 0.0) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(5, 6), nn.Linear(20, 2)
+        self.weight, self.bias = nn.Parameter(draw(14, 6)), nn.Parameter(draw(14))
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        first = F.linear(x, self.weight[:10], self.bias[:10])
+        second = F.linear(x, self.weight[4:, :], self.bias[4:])
+        y = self.head(torch.cat([first, second], -1).relu())
+        return y + self.factor * self.weight.sum() if self.factor else y
+
+
+def test_layers_that_take_rows_of_one_parameter_lose_theirs() -> None:
+    torch.manual_seed(0)
+    net = ByRows().double()
+    gated = al.add_gates(net, draw(3, 5))
+    gates = al.width_gates(gated)
+    assert sorted(map(len, gates.values())) == [4, 4, 6, 6]
+    with torch.no_grad():
+        for gate in gates.values():
+            gate[1::2] = 0.1
+    small: Any = al.compact(gated)
+    assert (gated(draw(4, 5)) - small(draw(4, 5))).abs().max() < 1e-10
+    assert small.weight.shape == (7, 3)
+    assert al.plan(gated).after == al.count_costs(small)
+    assert al.plan(gated).before == al.count_costs(net, draw(3, 5))
+
+
+def test_a_parameter_stays_that_layers_take_rows_of_and_something_else_reads() -> None:
+    with pytest.raises(al.InputError, match="'weight' is used in two ways"):
+        al.add_gates(ByRows(factor=0.1).double(), draw(3, 5))
+
+
+@pytest.mark.parametrize("option", ["add_zero_attn", "add_bias_kv"])
+def test_attention_that_cannot_be_followed_says_how_it_can(option: str) -> None:
+    net = Cross("qkk", {**FIRST, option: True}, QUICK)
+    model = al.add_gates(net, (torch.randn(2, 6, 5), torch.randn(2, 4, 6), torch.randn(2, 4, 7)))
     lines = str(al.inspect(model)).splitlines()
-    for name in ("first", "second"):
+    for name in ("q", "k"):
         (line,) = (line for line in lines if line.startswith(f"not learnt: {name}:"))
         assert "around F.scaled_dot_product_attention, which is followed" in line

@@ -1,4 +1,4 @@
-"""Torch's own transformer blocks are followed: hidden units are learnt, their channels stay."""
+"""Torch's own transformer blocks are followed: hidden units, heads and streams are learnt."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +31,10 @@ def decoder() -> nn.TransformerDecoder:
     )
 
 
+def whole() -> nn.Transformer:
+    return nn.Transformer(D, HEADS, 1, 1, HIDDEN, batch_first=True)
+
+
 class Reads(nn.Module):
     """Reads a sequence, with masks as users give them."""
 
@@ -53,18 +57,19 @@ class Reads(nn.Module):
         return self.head(found.mean(1))
 
 
-CASES: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], int]] = {
-    "layer": (layer, (X,), 1),
-    "layer, norm first": (lambda: layer(norm_first=True, activation="gelu"), (X,), 1),
-    "sequence first": (lambda: encoder(batch_first=False), (X,), 2),
-    "encoder": (encoder, (X,), 2),
-    "encoder, may nest": (lambda: nn.TransformerEncoder(layer(), 2), (X,), 2),
-    "encoder, activation as a module": (lambda: encoder(activation=nn.SiLU()), (X,), 2),
-    "decoder": (decoder, (X, MEMORY), 2),
-    "whole": (lambda: nn.Transformer(D, HEADS, 1, 1, HIDDEN, batch_first=True), (MEMORY, X), 2),
-    "padding": (lambda: Reads("padding"), (X, PADDING), 2),
-    "causal mask, made": (lambda: Reads("made"), (X, PADDING), 2),
-    "causal mask, a buffer": (lambda: Reads("buffer"), (X, PADDING), 2),
+# With the blocks and the layers of attention in them.
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], int, int]] = {
+    "layer": (layer, (X,), 1, 1),
+    "layer, norm first": (lambda: layer(norm_first=True, activation="gelu"), (X,), 1, 1),
+    "sequence first": (lambda: encoder(batch_first=False), (X,), 2, 2),
+    "encoder": (encoder, (X,), 2, 2),
+    "encoder, may nest": (lambda: nn.TransformerEncoder(layer(), 2), (X,), 2, 2),
+    "encoder, activation as a module": (lambda: encoder(activation=nn.SiLU()), (X,), 2, 2),
+    "decoder": (decoder, (X, MEMORY), 2, 4),
+    "whole": (lambda: whole(), (MEMORY, X), 2, 3),
+    "padding": (lambda: Reads("padding"), (X, PADDING), 2, 2),
+    "causal mask, made": (lambda: Reads("made"), (X, PADDING), 2, 2),
+    "causal mask, a buffer": (lambda: Reads("buffer"), (X, PADDING), 2, 2),
 }
 
 
@@ -79,13 +84,13 @@ def close_half(model: nn.Module) -> None:
 def test_hidden_units_and_heads_are_learnt_and_compacted_exactly(
     name: str, training: bool, tmp_path: Path
 ) -> None:
-    make, inputs, n_groups = CASES[name]
+    make, inputs, n_blocks, n_attention = CASES[name]
     torch.manual_seed(0)
     net = make().double().train(training)
     gated = al.add_gates(net, inputs)
     widths = sorted(len(gate) for gate in al.width_gates(gated).values())
     within = [D // HEADS] * 2  # queries with keys, and values
-    assert widths == sorted([HEADS, HIDDEN, *within] * n_groups)
+    assert widths == sorted([HIDDEN] * n_blocks + [HEADS, *within] * n_attention)
     with torch.no_grad():
         torch.testing.assert_close(gated.eval()(*inputs), net.eval()(*inputs), rtol=0, atol=1e-12)
         close_half(gated)
@@ -94,7 +99,8 @@ def test_hidden_units_and_heads_are_learnt_and_compacted_exactly(
         al.save(small, tmp_path / "small.safetensors")
         loaded = al.load(tmp_path / "small.safetensors")
         torch.testing.assert_close(loaded(*inputs), small(*inputs), rtol=0, atol=1e-12)
-    saved = n_groups * ((HIDDEN // 2) * (2 * D + 1) + 3 * D // 4 * (3 * (D + 1) + D))
+    saved = n_blocks * (HIDDEN // 2) * (2 * D + 1)
+    saved += n_attention * 3 * D // 4 * (3 * (D + 1) + D)
     n_before, n_after = (sum(p.numel() for p in m.parameters()) for m in (net, small))
     assert n_before - n_after == saved
     gated.train()(*inputs).sum().backward()
@@ -196,7 +202,7 @@ def test_costs_are_those_of_all_layers_in_either_kind_of_model() -> None:
 
 def test_an_encoder_that_no_decoder_reads_any_more_is_gone() -> None:
     torch.manual_seed(0)
-    net = nn.Transformer(D, HEADS, 1, 1, HIDDEN, batch_first=True).double().eval()
+    net = whole().double().eval()
     model = al.add_gates(net, (MEMORY, X))
     with torch.no_grad():  # the decoder's reading of the encoder, named after its first layer
         al.branch_gates(model)["encoder.layers.0.self_attn.in_proj_weight"].fill_(0.1)
@@ -206,6 +212,63 @@ def test_an_encoder_that_no_decoder_reads_any_more_is_gone() -> None:
         small.train(mode)
         assert small(MEMORY, X).shape == X.shape
     torch.testing.assert_close(small(MEMORY, X), model(MEMORY, X), rtol=0, atol=1e-10)
+
+
+class Translates(nn.Module):
+    """A transformer between embeddings and a layer that chooses words."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.source, self.target = nn.Embedding(20, D), nn.Embedding(20, D)
+        self.body, self.head = body, nn.Linear(D, 20)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        source, target = self.source(source), self.target(target)
+        if isinstance(self.body, nn.TransformerDecoder):
+            return self.head(self.body(target, source))
+        causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1], dtype=source.dtype)
+        return self.head(self.body(source, target, tgt_mask=causal, tgt_is_causal=True))
+
+
+def draw_words(seed: int) -> tuple[Tensor, Tensor]:
+    words = torch.randint(20, (4, 13), generator=torch.Generator().manual_seed(seed))
+    return words[:, :7], words[:, 7:]
+
+
+@pytest.mark.parametrize("make", [decoder, whole])
+def test_encoder_and_decoder_learn_heads_hidden_units_and_one_stream(
+    make: Callable[[], nn.Module], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    net = Translates(make()).double()
+    model = al.add_gates(net, draw_words(0))
+    widths = sorted(len(gate) for gate in al.width_gates(model).values())
+    n_attention = 4 if make is decoder else 3
+    assert widths == sorted([D, HIDDEN, HIDDEN] + [HEADS, *[D // HEADS] * 2] * n_attention)
+    before, sizes = al.count_costs(model), list[int]()
+    gates = al.GateOptimizer(model, 40, budget={"multiply_adds": "40%"})
+    optimizer = torch.optim.AdamW(al.weights(model), lr=1e-3)
+    for step in range(40):
+        source, target = draw_words(step)
+        words = model(source, target).flatten(0, 1)
+        nn.functional.cross_entropy(words, target.flatten()).backward()
+        for each in (optimizer, gates):
+            each.step()
+            each.zero_grad()
+        if step % 10 == 9:
+            al.shrink_(model, optimizer, gates)
+            sizes.append(al.count_costs(model).parameters)
+    assert sizes[2] < sizes[0] == before.parameters  # and ten more steps were taken
+    model.eval()
+    small: Any = al.compact(model)
+    inputs = draw_words(100)
+    torch.testing.assert_close(small(*inputs), model(*inputs), rtol=0, atol=1e-10)
+    assert al.count_costs(small) == al.plan(model).after
+    assert 0.35 < al.count_costs(small).multiply_adds / before.multiply_adds <= 0.4
+    assert small.source.weight.shape == small.target.weight.shape
+    al.save(small, tmp_path / "small.safetensors")
+    loaded = al.load(tmp_path / "small.safetensors")
+    torch.testing.assert_close(loaded(*inputs), small(*inputs), rtol=0, atol=1e-12)
 
 
 def test_blocks_in_half_precision_are_told_to_be_cast_afterwards(

@@ -21,6 +21,15 @@ class Block(Net):
         return self.head(x.mean(1))
 
 
+class CrossBlock(Net):
+    """Tokens look at memory, whose channels are those of the stream."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x, memory = F.relu(self.first(x)), self.memory(y)
+        mixed, shares = self.attention(self.norm(x), memory, memory)
+        return self.head(x + mixed), shares
+
+
 class BlockByHand(Net):
     def forward(self, x: Tensor) -> Tensor:
         n, length, width = x.shape
@@ -107,6 +116,20 @@ KINDS: tuple[Kind, ...] = (
         TOKENS,
         (6, 11),
         (11,),
+    ),
+    kind(
+        "cross_attention",
+        parts(
+            CrossBlock,
+            first=linear(6, 8),
+            memory=linear(5, 8),
+            norm=lambda: nn.LayerNorm(8),
+            attention=lambda: nn.MultiheadAttention(8, 2, batch_first=True),
+            head=linear(8, 3),
+        ),
+        lambda: (TOKENS(), batch(7, 5)()),
+        (8,),
+        note="queries and keys read two streams with the columns of one weight",
     ),
     kind(
         "transformer_block_by_hand",

@@ -129,8 +129,8 @@ class ChannelConstraints:
             self.dims[name, dim] = self.new_atoms(find_tensor(self.net, name).shape[dim])
         return self.dims[name, dim]
 
-    def tie_dim(self, name: str, dim: int, ids: Tensor) -> None:
-        """Record that a parameter's dimension stays or goes with other atoms, one by one.
+    def tie_dim(self, name: str, dim: int, ids: Tensor, part: slice = slice(None)) -> None:
+        """Record that a parameter's dimension, or a part of it, stays or goes with other atoms.
 
         If nothing is known of that dimension yet, those are its atoms from now on.
         """
@@ -139,7 +139,7 @@ class ChannelConstraints:
         if known is None and find_tensor(self.net, name).shape[dim] == len(ids):
             self.dims[name, dim] = ids
         else:
-            self.tie(self.dim(name, dim), ids)
+            self.tie(self.dim(name, dim)[part], ids)
 
     def raw(self, name: str) -> Labels:
         """Return labels of a parameter or buffer that `forward` uses as it is."""

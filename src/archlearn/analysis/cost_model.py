@@ -5,6 +5,7 @@ import math
 import operator
 from collections.abc import Container
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
@@ -55,24 +56,28 @@ Factor = tuple[Tensor, float]
 
 def build_cost_table(channel_graph: ChannelGraph, net: nn.Module) -> CostTable:
     """Return the table for a network's weights."""
-    positions = count_positions(channel_graph, net)
     passing = channel_graph.followed[0].passing
     by_call = count_positions_by_call(channel_graph, net)
     one = torch.zeros(len(channel_graph.groups)), 1.0
     rows: list[tuple[list[Factor], float, float]] = []
     for name, weight in _read_weights(net).items():
-        factors: list[Factor] = []
+        sides: list[list[Factor]] = []
         for dim in (0, 1):
             size = weight.shape[dim] if weight.dim() > dim else 1
-            factors += _count_indices(channel_graph, channel_graph.dims.get((name, dim)), size)
-        rest = math.prod(weight.shape[2:])
-        n_places = positions.get(name, 0)
-        for call in (call for call in passing if by_call[call][0] == name):
-            channels, n = channel_graph.root[passing[call]], by_call[call][1]
-            beside = _count_indices(channel_graph, channels, len(channels))
-            rows.append(([*factors, *beside], 0.0, rest * n / len(channels)))
-            n_places -= n
-        rows.append((factors, rest, rest * n_places))
+            sides.append(_count_indices(channel_graph, channel_graph.dims.get((name, dim)), size))
+        rest, n_places = math.prod(weight.shape[2:]), 0
+        for call, applied in by_call.items():
+            n = applied.n_places if applied.weight == name else 0
+            if call in passing and n:
+                channels = channel_graph.root[passing[call]]
+                beside = _count_indices(channel_graph, channels, len(channels))
+                rows.append(([*sides[0], *sides[1], *beside], 0.0, rest * n / len(channels)))
+            elif applied.rows is not None and n:
+                part = _count_indices(channel_graph, applied.rows, len(applied.rows))
+                rows.append(([*part, *sides[1]], 0.0, rest * n))
+            else:
+                n_places += n
+        rows.append(([*sides[0], *sides[1]], rest, rest * n_places))
     for parts in channel_graph.followed[0].products.values():
         for n, ids in parts:
             factors = _count_indices(channel_graph, channel_graph.root[ids], len(ids))
@@ -104,30 +109,54 @@ def count_positions(
     net: nn.Module,
     gone: Container[str] = (),
     dropped: Tensor | None = None,
-) -> dict[str, int]:
-    """Return how often each weight is applied in one run, without calls and channels that go."""
-    positions: dict[str, int] = {}
-    passing = channel_graph.followed[0].passing if dropped is not None else {}
-    for call, (name, n) in count_positions_by_call(channel_graph, net).items():
-        if call in passing and dropped is not None:
-            goes = dropped[channel_graph.root[passing[call]]]
-            n = n * int((~goes).sum()) // len(goes)
-        positions[name] = positions.get(name, 0) + (0 if call in gone else n)
+) -> dict[str, Fraction]:
+    """Return how often each weight is applied in one run, without calls and channels that go.
+
+    A call that takes a part of its rows applies it that part of a time at each place.
+    """
+    positions: dict[str, Fraction] = {}
+    stays = ~dropped if dropped is not None else torch.ones(len(channel_graph.root)) > 0
+    for call, applied in count_positions_by_call(channel_graph, net).items():
+        n, name = Fraction(0 if call in gone else applied.n_places), applied.weight
+        passing = channel_graph.followed[0].passing.get(call)
+        if passing is not None:
+            n *= _count(stays, channel_graph.root[passing]) / len(passing)
+        if applied.rows is not None and n:
+            whole = channel_graph.dims[name, 0]
+            n *= _count(stays, applied.rows) / _count(stays, whole)
+        positions[name] = positions.get(name, Fraction()) + n
     return positions
 
 
-def count_positions_by_call(
-    channel_graph: ChannelGraph, net: nn.Module
-) -> dict[str, tuple[str, int]]:
+def _count(stays: Tensor, channels: Tensor) -> Fraction:
+    return Fraction(int(stays[channels].sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What a linear op applies: a weight, at how many places in one run.
+
+    Attributes:
+        rows: The channels of the rows that it takes of the weight, None for all.
+    """
+
+    weight: str
+    n_places: int
+    rows: Tensor | None
+
+
+def count_positions_by_call(channel_graph: ChannelGraph, net: nn.Module) -> dict[str, Application]:
     """Return the weight of each linear op in evaluation, and how often it is applied there."""
-    found: dict[str, tuple[str, int]] = {}
+    found: dict[str, Application] = {}
     names = first_names(net)
     for node, op in find_linear_ops(channel_graph.traces.evaluation, net):
         side = node.all_input_nodes[0].name if op.kind == TRANSPOSED else node.name
         labels = channel_graph.followed[0].values[side]
         shape = labels.shape if isinstance(labels, Labels) else ()
         others = (n for dim, n in enumerate(shape) if dim != len(shape) + op.channel_dim)
-        found[node.name] = names.get(op.weight, op.weight), math.prod(others)
+        name = names.get(op.weight, op.weight)
+        rows = channel_graph.dims[name, op.out_dim][op.weight_rows] if op.is_part else None
+        found[node.name] = Application(name, math.prod(others), rows)
     return found
 
 

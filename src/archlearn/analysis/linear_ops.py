@@ -4,15 +4,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx, nn
 
-from archlearn.module_utils import find_module, has_hooks
-from archlearn.op_table import TRANSPOSED, spec_of, spec_of_function
+from archlearn.module_utils import find_module, find_tensor, has_hooks
+from archlearn.op_table import LINEAR, TRANSPOSED, spec_of, spec_of_function
+from archlearn.tracing.fx_utils import call_node, find_parameter
 
 _CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED_ARGUMENTS = (
     "input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation",
 )  # fmt: skip
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,8 @@ class LinearOp:
 
     Attributes:
         layer: Name of the module, or of the weight's owner for a functional call.
+        weight_rows: The rows that it takes of the parameter `weight`: mostly all, `slice(None)`.
+        bias_rows: The same of `bias`.
         n_space: Number of spatial dimensions.
         padded: Whether zeros are put around the input.
         is_module: Whether the layer is a module of torch (and not a functional call).
@@ -35,6 +40,13 @@ class LinearOp:
     groups: int
     padded: bool
     is_module: bool
+    weight_rows: slice
+    bias_rows: slice
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it takes some rows of its weight alone, as cross-attention does."""
+        return self.weight_rows != _ALL
 
     @property
     def in_dim(self) -> int:
@@ -64,7 +76,7 @@ def read_linear_op(node: fx.Node, net: nn.Module) -> LinearOp | None:
         return None
     if node.op == "call_module":
         return _from_module(node, find_module(net, str(node.target)), *kind)
-    return _from_function(node, *kind)
+    return _from_function(node, net, *kind)
 
 
 def find_linear_ops(graph: fx.Graph, net: nn.Module) -> Iterator[tuple[fx.Node, LinearOp]]:
@@ -88,9 +100,8 @@ def layer_of(node: fx.Node) -> str:
     if node.op == "call_module":
         return str(node.target)
     weight = arguments_of(node).get("weight")
-    if isinstance(weight, fx.Node) and weight.op == "get_attr":
-        return str(weight.target).removesuffix(".weight")
-    return node.name
+    whole = find_parameter(weight) if isinstance(weight, fx.Node) else None
+    return node.name if whole is None else str(whole.target).removesuffix(".weight")
 
 
 def is_called_again(node: fx.Node) -> bool:
@@ -122,28 +133,55 @@ def _from_module(node: fx.Node, module: nn.Module, kind: str, n_space: int) -> L
         groups=int(getattr(module, "groups", 1)),
         padded=zeros and _pads(padding, module),
         is_module=True,
+        weight_rows=_ALL,
+        bias_rows=_ALL,
     )
 
 
-def _from_function(node: fx.Node, kind: str, n_space: int) -> LinearOp | None:
+def _from_function(node: fx.Node, net: nn.Module, kind: str, n_space: int) -> LinearOp | None:
     arguments = arguments_of(node)
-    weight, bias = arguments.get("weight"), arguments.get("bias")
+    weight, bias = (_find_rows(arguments.get(name), net) for name in ("weight", "bias"))
     groups = arguments.get("groups", 1)
-    if not (isinstance(weight, fx.Node) and weight.op == "get_attr" and isinstance(groups, int)):
+    if weight is None or not isinstance(groups, int):
         return None
-    if bias is not None and not (isinstance(bias, fx.Node) and bias.op == "get_attr"):
+    if bias is None and arguments.get("bias") is not None:
+        return None
+    if kind != LINEAR and (weight[1] != _ALL or (bias is not None and bias[1] != _ALL)):
         return None
     return LinearOp(
         node=node.name,
         layer=layer_of(node),
-        weight=str(weight.target),
-        bias=None if bias is None else str(bias.target),
+        weight=weight[0],
+        bias=None if bias is None else bias[0],
         kind=kind,
         n_space=n_space,
         groups=groups,
         padded=arguments.get("padding", 0) not in (0, "valid", (0,) * n_space, [0] * n_space),
         is_module=False,
+        weight_rows=weight[1],
+        bias_rows=_ALL if bias is None else bias[1],
     )
+
+
+def _find_rows(node: Any, net: nn.Module) -> tuple[str, slice] | None:
+    """Return the parameter that an argument is, and which of its rows; None if it is computed."""
+    whole = find_parameter(node) if isinstance(node, fx.Node) else None
+    if whole is None:
+        return None
+    name = str(whole.target)
+    if node is whole:
+        return name, _ALL
+    tensor = find_tensor(net, name)
+    places = torch.arange(len(tensor)).view(-1, *[1] * (tensor.dim() - 1))
+    places = _take_rows(node, places).flatten()
+    return (name, slice(int(places[0]), int(places[-1]) + 1)) if len(places) else None
+
+
+def _take_rows(node: fx.Node, whole: torch.Tensor) -> Any:
+    if node.op == "get_attr":
+        return whole
+    source = _take_rows(node.all_input_nodes[0], whole)
+    return call_node(node, nn.Module(), (source, *node.args[1:]), node.kwargs)
 
 
 def _pads(padding: Any, module: nn.Module) -> bool:

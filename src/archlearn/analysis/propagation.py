@@ -10,6 +10,7 @@ from torch.fx.node import map_arg
 
 from archlearn.analysis.channel_labels import (
     FIXED,
+    UNKNOWN,
     Labels,
     SiteChannels,
     along,
@@ -77,7 +78,7 @@ from archlearn.errors import InputError, first_line
 from archlearn.module_utils import find_module
 from archlearn.op_table import spec_of, works_in_place
 from archlearn.tracing.example_inputs import ExampleInputs, values_for
-from archlearn.tracing.fx_utils import leaves_of, map_leaves, thaw
+from archlearn.tracing.fx_utils import find_parameter, leaves_of, map_leaves, thaw
 from archlearn.tracing.shape_guards import describes
 from archlearn.tracing.trace_context import frozen
 from archlearn.tracing.transformer_blocks import count_flops
@@ -355,6 +356,9 @@ class _Follower(_Interpreter):
     def _read_attribute(self, n: fx.Node, out: Tensor) -> Labels | Tensor:
         if n.users and all(is_selection(user) and user.args[2] is n for user in n.users):
             return out
+        if self._is_read_by_rows(n):
+            ids = self.constraints.dim(str(n.target), 0)
+            return along(ids, torch.tensor(UNKNOWN).expand(len(ids)), out.shape, 0)
         rules = {self.rules.get(user, opaque) for user in n.users if not describes(user, n)}
         if n in self.computed or rules & {opaque, *_PRODUCTS}:
             self.constraints.opaque_uses.add(self.constraints.canonical(str(n.target)))
@@ -362,6 +366,19 @@ class _Follower(_Interpreter):
             fixed = fixed_like(out)
             return Labels(fixed.ids, fixed.state, str(n.target))
         return self.constraints.raw(str(n.target))
+
+    def _is_read_by_rows(self, n: fx.Node) -> bool:
+        """Return whether linear ops alone read a parameter, and some of them a part of its rows."""
+        found = [n]
+        for node in found:  # it grows
+            found += [user for user in node.users if find_parameter(user) is n]
+        readers = {user for node in found for user in node.users}.difference(found)
+        return len(found) > 1 and all(
+            self.rules.get(each) is linear
+            and read_linear_op(each, self.net) is not None
+            and each.all_input_nodes[0] not in found
+            for each in readers
+        )
 
     def _step(self, n: fx.Node, out: Any) -> OpCall:
         labelled = map_arg((n.args, n.kwargs), lambda node: self.values[node.name])

@@ -130,7 +130,7 @@ def opaque(step: OpCall, text: str | None = None, fix: str | None = None) -> Any
 
 def _advise(step: OpCall) -> str:
     """Return what lets the channels go that an unknown call reads."""
-    if step.is_module and isinstance(step.module, nn.MultiheadAttention):  # across two sequences
+    if step.is_module and isinstance(step.module, nn.MultiheadAttention):  # adds keys, say
         return _OF_ATTENTION
     return _OF_PRODUCTS if step.name in _PRODUCTS else _OTHERS
 

@@ -439,7 +439,8 @@ def _find_rows(net: nn.Module, channel_graph: ChannelGraph) -> tuple[tuple[str, 
             labels: Any = found.values[node.name]
             if op.weight in rows:
                 continue
-            if node.name in found.passing:  # behind it they are those of channels beside, too
+            # Behind it they are those of channels beside, too, or those of a part of the layer.
+            if node.name in found.passing or op.is_part:
                 channels = channel_graph.dims[names.get(op.weight, op.weight), op.out_dim]
             else:
                 channels = channel_graph.root[line_along(labels.ids, op.channel_dim)]

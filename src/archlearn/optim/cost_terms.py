@@ -47,6 +47,7 @@ class CostTerms:
         self.products: list[tuple[str, int, int]] = []  # calls, multiply-adds, dimensions
         self.calls = count_positions_by_call(self.channel_graph, model)
         self.passing: dict[str, int] = {}  # dimensions beside that calls are applied along
+        self.rows: dict[str, int] = {}  # dimensions of the rows that calls take of their weights
         self.slices: list[Tensor] = []  # the gate of each slice, or several in rows
         self.full: list[int] = []
         self.columns: list[tuple[Tensor, Tensor]] = []  # gates, and how often each is counted
@@ -143,6 +144,10 @@ class CostTerms:
         for call, ids in self.channel_graph.followed[0].passing.items():
             self.passing[call] = len(self.full)
             self._add_dim(self.gate_of[self.channel_graph.root[ids]])
+        for call, applied in self.calls.items():
+            if applied.rows is not None:
+                self.rows[call] = len(self.full)
+                self._add_dim(self.gate_of[applied.rows])
 
     def _add_dim(self, gates: Tensor) -> None:
         if gates.dim() > 1 and bool((gates == gates[:, :1]).all()):
@@ -214,12 +219,17 @@ class CostTerms:
             self.constants.append(float(size))
         return len(self.full) + self.constants.index(size)
 
-    def _tied_slots(self, name: str) -> tuple[list[int], float]:
-        """Return the places of a tensor's changing sizes, and the product of the others."""
+    def _tied_slots(self, name: str, call: str = "") -> tuple[list[int], float]:
+        """Return the places of a tensor's changing sizes, and the product of the others.
+
+        Of a call that takes a part of its rows, those of this part.
+        """
         shape = find_tensor(self.model, name).shape
-        tied = [d for d in range(len(shape)) if (name, d) in self.dim_of]
-        rest = math.prod(size for d, size in enumerate(shape) if d not in tied)
-        return [self.dim_of[name, d] for d in tied], float(rest)
+        slots = {d: self.dim_of[name, d] for d in range(len(shape)) if (name, d) in self.dim_of}
+        rest = math.prod(size for d, size in enumerate(shape) if d not in slots)
+        if call in self.rows:
+            slots[0] = self.rows[call]
+        return [*slots.values()], float(rest)
 
     def _find_entries(self) -> None:
         """Write a row for each tensor that narrows or may be gone, and what all others cost."""
@@ -234,6 +244,10 @@ class CostTerms:
             self.entries[name] = self._add_entry(slots, own, presence)
             for (other, beside), n in macs.items():
                 self._add_entry([*slots, *beside], (0.0, rest * n), other)
+        for call in self.rows:
+            slots, rest = self._tied_slots(self.calls[call].weight, call)
+            n_products = rest * self.calls[call].n_places
+            self._add_entry(slots, (0.0, n_products), self._presence_of_call(call))
         total = count_parameters(self.model)
         total -= sum(parameters[name].numel() for name in self.entries if name in parameters)
         self.fixed = (float(total),)
@@ -253,8 +267,11 @@ class CostTerms:
         And along the same channels beside: how often for each of those.
         """
         found: dict[str, dict[tuple[int, tuple[int, ...]], float]] = {}
-        for call, (name, n) in self.calls.items():
-            applications, (beside, per_channel) = found.setdefault(name, {}), self._beside(call, n)
+        for call, each in self.calls.items():
+            applications = found.setdefault(each.weight, {})
+            if call in self.rows:
+                continue
+            beside, per_channel = self._beside(call, each.n_places)
             key = self._presence_of_call(call), beside
             applications[key] = applications.get(key, 0.0) + per_channel
         return found
@@ -266,7 +283,8 @@ class CostTerms:
 
     def applied(self, layer: str) -> tuple[int, float]:
         """Return the same of a layer that is called once; the place is that of 1 for most."""
-        calls = [(call, n) for call, (name, n) in self.calls.items() if name == f"{layer}.weight"]
+        found = [(n, each) for n, each in self.calls.items() if each.weight == f"{layer}.weight"]
+        calls = [(call, each.n_places) for call, each in found]
         beside, per_channel = self._beside(*calls[0]) if calls else ((), 0.0)
         return next(iter(beside), self._constant(1.0)), per_channel
 
@@ -373,9 +391,8 @@ class CostTerms:
                     self._add_entry([slot], (0.0, 0.0, product * n / self.full[slot]), presence)
             self._add_entry([], (0.0, 0.0, own + product * n_others), presence)
             if node.name in applied:
-                name, n = applied[node.name]
-                slots, rest = self._tied_slots(name)
-                beside, per_channel = self._beside(node.name, n)
+                slots, rest = self._tied_slots(applied[node.name].weight, node.name)
+                beside, per_channel = self._beside(node.name, applied[node.name].n_places)
                 times_of = (0.0, 0.0, product * rest * per_channel)
                 self._add_entry([*slots, *beside], times_of, presence)
         rates = [calls[name][2] for name in applied if name in calls]

@@ -55,7 +55,7 @@ class PlannedSizes:
 
     def applied(self, layer: str) -> int:
         """Return at how many places a layer's weight is applied."""
-        return self.positions.get(f"{layer}.weight", 0)
+        return int(self.positions.get(f"{layer}.weight", 0))
 
 
 class Grid(NamedTuple):

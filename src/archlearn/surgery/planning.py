@@ -185,7 +185,7 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
     folds = tuple(_folds(model, decision))
     sizes = PlannedSizes(model, channel_graph, narrowings, folds, decision.gone_calls(0), dropped)
     positions = count_positions(channel_graph, model)
-    n_products = sum(find_tensor(model, name).numel() * n for name, n in positions.items())
+    n_products = int(sum(find_tensor(model, name).numel() * n for name, n in positions.items()))
     n_products += sum(
         channel_graph.followed[0].other_multiply_adds.values()
     )  # of the run already made
@@ -368,7 +368,7 @@ def _predict(model: nn.Module, decision: Decision, plan: Plan, sizes: PlannedSiz
     others = decision.learnable.channel_graph.followed[0].other_multiply_adds
     multiply_adds = sum(n for name, n in others.items() if name not in gone_calls)
     multiply_adds -= _count_cut(decision, gone_calls)
-    multiply_adds += sum(math.prod(sizes.shape(w)) * n for w, n in sizes.positions.items())
+    multiply_adds += int(sum(math.prod(sizes.shape(w)) * n for w, n in sizes.positions.items()))
     for merge in plan.merges:
         if merge.made:
             old, new = count_apart(merge, sizes), count_merged(merge, sizes)

@@ -66,6 +66,38 @@ def is_made_of(node: fx.Node, is_source: Callable[[fx.Node], bool]) -> bool:
     return True
 
 
+def find_parameter(node: fx.Node) -> fx.Node | None:
+    """Return the `get_attr` of the tensor that a node is, as it stands or some of its rows."""
+    while node.op != "get_attr":
+        if not _takes_rows(node):
+            return None
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _takes_rows(node: fx.Node) -> bool:
+    """Return whether a call is `x[a:b]`, splits a tensor by rows, or is one of those parts."""
+    source: Any = node.args[0] if node.args else None
+    if len(node.all_input_nodes) != 1 or not isinstance(source, fx.Node):
+        return False
+    if _splits(node):
+        dim: Any = node.kwargs.get("dim", [*node.args, 0, 0][2])
+        return dim == 0
+    if node.target is not operator.getitem:
+        return False
+    index: Any = node.args[1]
+    if _splits(source) or isinstance(index, int):
+        return _splits(source) and isinstance(index, int)
+    given = index if isinstance(index, tuple) else (index,)
+    is_run = all(isinstance(part, slice) and part.step in (None, 1) for part in given)
+    return is_run and all(part == slice(None) for part in given[1:])
+
+
+def _splits(node: fx.Node) -> bool:
+    is_call = node.op in ("call_method", "call_function")
+    return is_call and node.target in ("split", "chunk", torch.split, torch.chunk)
+
+
 def leaves_of(tree: Any) -> list[Any]:
     """Return the leaves of nested tuples, lists, dicts and slices."""
     leaves: list[Any] = []

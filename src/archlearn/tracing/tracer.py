@@ -29,7 +29,13 @@ from archlearn.tracing.example_inputs import (
     is_plain,
     ones_if_left_out,
 )
-from archlearn.tracing.fx_utils import BLOCK_CALLS, describe_failure, note_source, source_of
+from archlearn.tracing.fx_utils import (
+    BLOCK_CALLS,
+    describe_failure,
+    find_parameter,
+    note_source,
+    source_of,
+)
 from archlearn.tracing.module_state import ModuleState
 from archlearn.tracing.output_types import construction_of
 from archlearn.tracing.plain_calls import (
@@ -56,7 +62,7 @@ from archlearn.tracing.transformer_blocks import (
     BLOCKS,
     config_flags,
     is_pretrained,
-    self_attention,
+    multihead_attention,
     without_hint,
 )
 
@@ -302,7 +308,7 @@ class ArchTracer(fx.Tracer):
             args, kwargs = (kwargs["input"],), {}
         if not self.is_leaf_module(m, self.path_of_module(m)):
             args, kwargs = without_hint(m, args, kwargs)
-        unfolded = self_attention(m, args, kwargs)
+        unfolded = multihead_attention(m)
         self._unfolded = m if unfolded else None
         forward = unfolded or find_gelu(m, args, kwargs) or forward
         before = (RngState.now(), ModuleState([m])) if self._is_strict else None
@@ -419,8 +425,8 @@ def _split_linear(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
     """
     given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
     weight, bias = given.get("weight"), given.get("bias")
-    is_own = isinstance(weight, fx.Proxy) and weight.node.op == "get_attr"
-    is_computed = isinstance(bias, fx.Proxy) and bias.node.op != "get_attr"
+    is_own = isinstance(weight, fx.Proxy) and find_parameter(weight.node) is not None
+    is_computed = isinstance(bias, fx.Proxy) and find_parameter(bias.node) is None
     return (given["input"], weight, bias) if is_own and is_computed else None
 
 

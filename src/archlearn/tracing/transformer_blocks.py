@@ -47,20 +47,18 @@ def without_hint(m: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> C
     return tuple(args), kwargs
 
 
-def self_attention(m: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return a forward of plain layers for self-attention by `nn.MultiheadAttention`, or None.
+def multihead_attention(m: nn.Module) -> Any:
+    """Return a forward of plain layers for `nn.MultiheadAttention`, or None for other modules.
 
     The module itself cannot hold fewer heads, for it takes their size from that of its input.
     """
-    if not isinstance(m, nn.MultiheadAttention) or has_hooks(m) or not m._qkv_same_embed_dim:
+    if not isinstance(m, nn.MultiheadAttention) or has_hooks(m):
         return None
     if type(m).forward is not nn.MultiheadAttention.forward or "forward" in vars(m):
         return None
-    given = [kwargs.get(name) for name in ("query", "key", "value")]
-    query, key, value = [*args[:3], *given[len(args[:3]) :]]
     is_computed = any(map(parametrize.is_parametrized, m.modules()))
     is_plain = m.bias_k is None and not m.add_zero_attn and not is_computed
-    return partial(_attend, m) if is_plain and query is key and key is value else None
+    return partial(_attend, m) if is_plain else None
 
 
 def _attend(
@@ -74,22 +72,20 @@ def _attend(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """What `nn.MultiheadAttention.forward` computes where all that it is given is one tensor.
+    """What `nn.MultiheadAttention.forward` computes.
 
     Results lie in memory as its own do, so that dropout draws the same numbers for them.
     """
-    del key, value
-    x = query.transpose(0, 1) if m.batch_first else query
-    if x.dim() != 3:
+    if query.dim() != 3:
         raise ValueError("nn.MultiheadAttention is followed with a batch of sequences only")
-    parts = F.linear(x, m.in_proj_weight, m.in_proj_bias).chunk(3, -1)
+    parts = _project(m, query, key, value)
     q, k, v = (y.unflatten(-1, (m.num_heads, m.head_dim)).permute(1, 2, 0, 3) for y in parts)
     is_causal = is_causal and key_padding_mask is None and not need_weights
-    mask = None if is_causal or attn_mask is None else _to_bias(attn_mask, x)
+    mask = None if is_causal or attn_mask is None else _to_bias(attn_mask, query)
     if mask is not None and mask.dim() == 3:  # one for each head
         mask = mask.unflatten(0, (-1, m.num_heads))
     if key_padding_mask is not None:
-        hidden = _to_bias(key_padding_mask, x)[:, None, None]
+        hidden = _to_bias(key_padding_mask, query)[:, None, None]
         mask = hidden if mask is None else mask + hidden
     rate = m.dropout if m.dropout and m.training else 0.0
     weights = None
@@ -102,6 +98,26 @@ def _attend(
         y = F.scaled_dot_product_attention(q, k, v, mask, rate, is_causal)
     y = F.linear(y.permute(2, 0, 1, 3).flatten(2), m.out_proj.weight, m.out_proj.bias)
     return y.transpose(0, 1) if m.batch_first else y, weights
+
+
+def _project(m: Any, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
+    """Return queries, keys and values: as many products as the module itself makes."""
+
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x.transpose(0, 1) if m.batch_first else x, weight, bias)
+
+    is_one = m._qkv_same_embed_dim and key is value
+    if is_one and query is key:
+        return multiply(query, m.in_proj_weight, m.in_proj_bias).chunk(3, -1)
+    sizes = [m.embed_dim, 2 * m.embed_dim] if is_one else [m.embed_dim] * 3
+    biases = [None] * 3 if m.in_proj_bias is None else m.in_proj_bias.split(sizes)
+    weights = m.q_proj_weight, m.k_proj_weight, m.v_proj_weight
+    if m._qkv_same_embed_dim:
+        weights = m.in_proj_weight.split(sizes)
+    queries, keys = multiply(query, weights[0], biases[0]), multiply(key, weights[1], biases[1])
+    if is_one:
+        return queries, *keys.chunk(2, -1)
+    return queries, keys, multiply(value, weights[2], biases[2])
 
 
 def _to_bias(mask: Tensor, like: Tensor) -> Tensor:

@@ -40,9 +40,13 @@ def linear(step: OpCall) -> Any:
     ids, state = step.constraints.read(step.x, dim)
     rule = _dense if op.groups == 1 else _choose_rule(step, op)
     rows, out_state = rule(step, op, ids, state)
-    if op.bias is not None:
-        step.constraints.tie_dim(op.bias, 0, rows)
+    _tie_bias(step, op, rows)
     return along(rows, out_state, step.out.shape, dim)
+
+
+def _tie_bias(step: OpCall, op: LinearOp, rows: Tensor) -> None:
+    if op.bias is not None:
+        step.constraints.tie_dim(op.bias, 0, rows, op.bias_rows)
 
 
 def _find_passing(step: OpCall, op: LinearOp, dim: int) -> tuple[int, Tensor, Tensor] | None:
@@ -54,7 +58,8 @@ def _find_passing(step: OpCall, op: LinearOp, dim: int) -> tuple[int, Tensor, Te
     # It must do the same at each place, and read nothing beside.
     kernel = find_tensor(step.net, op.weight).shape[2:]
     before, after = ([n for at, n in enumerate(x.shape) if at != dim] for x in (step.x, step.out))
-    is_pointwise = op.groups == 1 and not op.padded and kernel.numel() == 1 and before == after
+    is_whole = op.groups == 1 and not op.is_part
+    is_pointwise = is_whole and not op.padded and kernel.numel() == 1 and before == after
     if len(others) != 1 or not step.may_gate_reads or not is_pointwise:
         return None
     (other,) = others
@@ -73,8 +78,7 @@ def _pass(
 ) -> Labels:
     unknown = torch.tensor(UNKNOWN)
     rows, _ = _dense(step, op, summed, unknown.expand(len(summed)))
-    if op.bias is not None:
-        step.constraints.tie_dim(op.bias, 0, rows)
+    _tie_bias(step, op, rows)
     step.passing.append(passing)
     cells = step.constraints.new_matrix(passing, rows)
     shape = step.out.shape
@@ -109,7 +113,7 @@ def _choose_rule(step: OpCall, op: LinearOp) -> Callable[..., tuple[Tensor, Tens
 def _dense(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     step.constraints.tie_dim(op.weight, op.in_dim, ids)
     _check_reader(step, op, ids, state)
-    rows = step.constraints.dim(op.weight, op.out_dim)
+    rows = step.constraints.dim(op.weight, op.out_dim)[op.weight_rows]
     return rows, torch.tensor(UNKNOWN).expand(len(rows))
 
 
