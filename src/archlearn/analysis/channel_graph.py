@@ -667,10 +667,10 @@ def _find_kept(found: _Findings, group_of: Tensor, listed: set[str]) -> dict[str
         is_listed[stream.channels] = True
     is_listed[FIXED] = False
     atoms = {
-        op.layer: constraints.dims[constraints.canonical(op.weight), op.out_dim]
+        op.layer: constraints.dims[constraints.canonical(weight), dim]
         for _, op in find_linear_ops(found.traces.graphs[0], found.net)
-        if (constraints.canonical(op.weight), op.out_dim) in constraints.dims
-        and op.layer not in listed
+        for weight, dim in [op.rows]
+        if (constraints.canonical(weight), dim) in constraints.dims and op.layer not in listed
     }
     first = {
         layer: int(ids[0])

@@ -13,7 +13,7 @@ from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import Labels
 from archlearn.analysis.linear_ops import find_linear_ops
 from archlearn.module_utils import compute_weights, computes_weights, first_names, weight_sources
-from archlearn.op_table import TRANSPOSED
+from archlearn.op_table import RECURRENT, TRANSPOSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def build_cost_table(channel_graph: ChannelGraph, net: nn.Module) -> CostTable:
             factors += _count_indices(channel_graph, channel_graph.dims.get((name, dim)), size)
         rest = math.prod(weight.shape[2:])
         n_places = positions.get(name, 0)
-        for call in (call for call in passing if by_call[call][0] == name):
-            channels, n = channel_graph.root[passing[call]], by_call[call][1]
+        for call in (call for call in passing if name in by_call[call]):
+            channels, n = channel_graph.root[passing[call]], by_call[call][name]
             beside = _count_indices(channel_graph, channels, len(channels))
             rows.append(([*factors, *beside], 0.0, rest * n / len(channels)))
             n_places -= n
@@ -108,26 +108,29 @@ def count_positions(
     """Return how often each weight is applied in one run, without calls and channels that go."""
     positions: dict[str, int] = {}
     passing = channel_graph.followed[0].passing if dropped is not None else {}
-    for call, (name, n) in count_positions_by_call(channel_graph, net).items():
-        if call in passing and dropped is not None:
-            goes = dropped[channel_graph.root[passing[call]]]
-            n = n * int((~goes).sum()) // len(goes)
-        positions[name] = positions.get(name, 0) + (0 if call in gone else n)
+    for call, applied in count_positions_by_call(channel_graph, net).items():
+        for name, n in applied.items():
+            if call in passing and dropped is not None:
+                goes = dropped[channel_graph.root[passing[call]]]
+                n = n * int((~goes).sum()) // len(goes)
+            positions[name] = positions.get(name, 0) + (0 if call in gone else n)
     return positions
 
 
 def count_positions_by_call(
     channel_graph: ChannelGraph, net: nn.Module
-) -> dict[str, tuple[str, int]]:
-    """Return the weight of each linear op in evaluation, and how often it is applied there."""
-    found: dict[str, tuple[str, int]] = {}
+) -> dict[str, dict[str, int]]:
+    """Return the weights of each linear op in evaluation, and how often they are applied there."""
+    found: dict[str, dict[str, int]] = {}
     names = first_names(net)
     for node, op in find_linear_ops(channel_graph.traces.evaluation, net):
-        side = node.all_input_nodes[0].name if op.kind == TRANSPOSED else node.name
+        is_by_input = op.kind in (TRANSPOSED, RECURRENT)
+        side = node.all_input_nodes[0].name if is_by_input else node.name
         labels = channel_graph.followed[0].values[side]
         shape = labels.shape if isinstance(labels, Labels) else ()
         others = (n for dim, n in enumerate(shape) if dim != len(shape) + op.channel_dim)
-        found[node.name] = names.get(op.weight, op.weight), math.prod(others)
+        n_places = math.prod(others)
+        found[node.name] = {names.get(each, each): n_places for each in (op.weight, *op.others)}
     return found
 
 

@@ -1,4 +1,4 @@
-"""Linear layers and convolutions, called as modules or as functions."""
+"""Linear layers, convolutions and recurrent layers, called as modules or as functions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx, nn
 
 from archlearn.module_utils import find_module, has_hooks
-from archlearn.op_table import TRANSPOSED, spec_of, spec_of_function
+from archlearn.op_table import RECURRENT, TRANSPOSED, spec_of, spec_of_function
 
 _CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED_ARGUMENTS = (
@@ -24,6 +24,7 @@ class LinearOp:
         n_space: Number of spatial dimensions.
         padded: Whether zeros are put around the input.
         is_module: Whether the layer is a module of torch (and not a functional call).
+        others: Weights of a recurrent layer that are applied at every step beside the first.
     """
 
     node: str
@@ -35,6 +36,7 @@ class LinearOp:
     groups: int
     padded: bool
     is_module: bool
+    others: tuple[str, ...] = ()
 
     @property
     def in_dim(self) -> int:
@@ -45,6 +47,19 @@ class LinearOp:
     def out_dim(self) -> int:
         """The weight's dimension that makes the output."""
         return 1 - self.in_dim
+
+    @property
+    def rows(self) -> tuple[str, int]:
+        """The weight and its dimension that have an index for each channel of the output.
+
+        Those of a recurrent layer are its units, which have several rows each.
+        """
+        return (self.others[0], 1) if self.kind == RECURRENT else (self.weight, self.out_dim)
+
+    @property
+    def takes_constants(self) -> bool:
+        """Whether what constants of dropped channels add to the output can become its bias."""
+        return self.is_module and self.groups == 1 and self.kind != RECURRENT
 
     @property
     def channel_dim(self) -> int:
@@ -63,7 +78,9 @@ def read_linear_op(node: fx.Node, net: nn.Module) -> LinearOp | None:
     if kind is None:
         return None
     if node.op == "call_module":
-        return _from_module(node, find_module(net, str(node.target)), *kind)
+        module = find_module(net, str(node.target))
+        is_recurrent = isinstance(module, nn.RNNBase)
+        return _from_recurrent(node, module) if is_recurrent else _from_module(node, module, *kind)
     return _from_function(node, *kind)
 
 
@@ -123,6 +140,19 @@ def _from_module(node: fx.Node, module: nn.Module, kind: str, n_space: int) -> L
         padded=zeros and _pads(padding, module),
         is_module=True,
     )
+
+
+def _from_recurrent(node: fx.Node, module: nn.RNNBase) -> LinearOp | None:
+    """Return a layer that reads its input by the first of its weights, those of all directions."""
+    names = module._flat_weights_names
+    if not module._parameters.keys() >= set(names) or next(iter(node.kwargs), "") == "hx":
+        return None
+    layer = str(node.target)
+    weights = [f"{layer}.{name}" for name in names if name.startswith("weight")]
+    bias = f"{layer}.bias_ih_l0" if module.bias else None
+    return LinearOp(
+        node.name, layer, weights[0], bias, RECURRENT, 0, 1, False, True, tuple(weights[1:])
+    )  # fmt: skip
 
 
 def _from_function(node: fx.Node, kind: str, n_space: int) -> LinearOp | None:

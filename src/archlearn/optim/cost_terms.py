@@ -253,11 +253,15 @@ class CostTerms:
         And along the same channels beside: how often for each of those.
         """
         found: dict[str, dict[tuple[int, tuple[int, ...]], float]] = {}
-        for call, (name, n) in self.calls.items():
+        for call, name, n in self._applications():
             applications, (beside, per_channel) = found.setdefault(name, {}), self._beside(call, n)
             key = self._presence_of_call(call), beside
             applications[key] = applications.get(key, 0.0) + per_channel
         return found
+
+    def _applications(self) -> list[tuple[str, str, int]]:
+        """Return each call, the name of each weight that it applies, and how often."""
+        return [(call, name, n) for call, each in self.calls.items() for name, n in each.items()]
 
     def _beside(self, call: str, n: int) -> tuple[tuple[int, ...], float]:
         """Return the place of the channels beside that a call is applied to, and how often."""
@@ -266,7 +270,7 @@ class CostTerms:
 
     def applied(self, layer: str) -> tuple[int, float]:
         """Return the same of a layer that is called once; the place is that of 1 for most."""
-        calls = [(call, n) for call, (name, n) in self.calls.items() if name == f"{layer}.weight"]
+        calls = [(call, n) for call, name, n in self._applications() if name == f"{layer}.weight"]
         beside, per_channel = self._beside(*calls[0]) if calls else ((), 0.0)
         return next(iter(beside), self._constant(1.0)), per_channel
 
@@ -372,8 +376,7 @@ class CostTerms:
                     n_others -= n
                     self._add_entry([slot], (0.0, 0.0, product * n / self.full[slot]), presence)
             self._add_entry([], (0.0, 0.0, own + product * n_others), presence)
-            if node.name in applied:
-                name, n = applied[node.name]
+            for name, n in applied.get(node.name, {}).items():
                 slots, rest = self._tied_slots(name)
                 beside, per_channel = self._beside(node.name, n)
                 times_of = (0.0, 0.0, product * rest * per_channel)

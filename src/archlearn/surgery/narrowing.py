@@ -128,6 +128,8 @@ def update_sizes_(net: nn.Module) -> None:
         elif isinstance(module, nn.modules.conv._ConvNd):
             module.out_channels = module.weight.shape[0]
             module.in_channels = module.weight.shape[1] * module.groups
+        elif isinstance(module, nn.RNNBase):
+            module.input_size = find_tensor(module, "weight_ih_l0").shape[1]
         elif isinstance(module, nn.Embedding):
             module.embedding_dim = module.weight.shape[1]
         elif (spec := spec_of_class(type(module))) is not None and spec.sized_by:

@@ -22,9 +22,9 @@ from archlearn.analysis.channel_labels import (
 )
 from archlearn.analysis.constraints import Reason
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, read_linear_op
-from archlearn.analysis.rule_api import FEW, OpCall, describe_call, opaque
+from archlearn.analysis.rule_api import FEW, OpCall, describe_call, fixed_out, opaque
 from archlearn.module_utils import find_tensor
-from archlearn.op_table import TRANSPOSED
+from archlearn.op_table import RECURRENT, TRANSPOSED
 
 
 def linear(step: OpCall) -> Any:
@@ -34,6 +34,8 @@ def linear(step: OpCall) -> Any:
         reason = computed_weight(step.node)
         return opaque(step, reason.text, reason.fix)
     dim = step.x.ids.dim() + op.channel_dim
+    if op.kind == RECURRENT:
+        return _recurrent(step, op, dim)
     passing = _find_passing(step, op, dim)
     if passing is not None:
         return _pass(step, op, dim, *passing)
@@ -43,6 +45,22 @@ def linear(step: OpCall) -> Any:
     if op.bias is not None:
         step.constraints.tie_dim(op.bias, 0, rows)
     return along(rows, out_state, step.out.shape, dim)
+
+
+def _recurrent(step: OpCall, op: LinearOp, dim: int) -> Any:
+    """Read the channels of each step; units, which each step reads of the one before, stay."""
+    ids, state = step.constraints.read(step.x, dim)
+    for weight in (op.weight, *op.others):
+        if weight.removesuffix("_reverse") == op.weight:
+            step.constraints.tie_dim(weight, op.in_dim, ids)
+    _check_reader(step, op, ids, state)
+    units = step.constraints.dim(*op.rows)
+    for read in (units, *(labels.ids for labels in step.labels[1:])):
+        step.constraints.block(read, *_KEEPS_SIZE)
+    return fixed_out(step.out)
+
+
+_KEEPS_SIZE = "a recurrent layer keeps its size", "nothing is needed if the others are learnt"
 
 
 def _find_passing(step: OpCall, op: LinearOp, dim: int) -> tuple[int, Tensor, Tensor] | None:
@@ -171,7 +189,7 @@ def _check_reader(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> Non
         return
     is_padded = op.padded or op.kind == TRANSPOSED
     is_shared = is_called_again(step.node) or op.layer in step.constraints.sharing
-    takes_constants = not (is_padded or is_shared or op.groups > 1) and op.is_module
+    takes_constants = op.takes_constants and not (is_padded or is_shared)
     is_read = (state != ZERO) if not takes_constants else (state == UNKNOWN)
     is_read = is_read & (ids != FIXED)
     if step.may_gate_reads and bool(is_read.any()):
