@@ -42,6 +42,14 @@ class LastStates(Net):
         return self.head(torch.cat([h[-2], h[-1]], dim=1))
 
 
+class BothEnds(Net):
+    """What either direction has come to when it has read all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.recurrent(x)
+        return self.head(torch.cat([y[:, -1, :7], y[:, 0, 7:]], dim=1))
+
+
 class Cells(Net):
     def forward(self, x: Tensor) -> Tensor:
         _, (h, c) = self.recurrent(x)
@@ -57,10 +65,25 @@ class FromState(Net):
         return self.head(y)
 
 
+class FromStart(Net):
+    """It starts from a state that it learns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.recurrent(x, self.start.expand(-1, x.shape[1], -1))
+        return self.head(y)
+
+
 class FromZeros(Net):
     def forward(self, x: Tensor) -> Tensor:
         y, _ = self.recurrent(F.relu(self.first(x)), torch.zeros(1, x.shape[1], 7).to(x))
         return self.head(y)
+
+
+class Residual(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = x + self.recurrent(x)[0]
+        return self.head(x + self.recurrent(x)[0])
 
 
 KINDS: tuple[Kind, ...] = (
@@ -74,7 +97,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         SEQUENCE,
-        (5, 7),
+        (5, 4, 7),
         (7,),
     ),
     kind(
@@ -87,7 +110,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         SEQUENCE,
-        (5, 7),
+        (5, 4, 7),
         (7,),
     ),
     kind(
@@ -100,7 +123,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         batch(3, 8, 8),
-        (5,),
+        (5, 7),
     ),
     kind(
         "bilstm_of_tokens",
@@ -111,7 +134,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(14, 3),
         ),
         tokens,
-        (5,),
+        (5, 7),
     ),
     kind(
         "bilstm_last_states",
@@ -122,7 +145,18 @@ KINDS: tuple[Kind, ...] = (
             head=linear(14, 3),
         ),
         tokens,
-        (5,),
+        (5, 7),
+    ),
+    kind(
+        "bigru_both_ends",
+        parts(
+            BothEnds,
+            recurrent=lambda: nn.GRU(6, 7, batch_first=True, bidirectional=True),
+            head=linear(14, 3),
+        ),
+        SEQUENCE,
+        (7,),
+        note="an index beside a slice of channels",
     ),
     kind(
         "lstm_without_a_batch",
@@ -133,7 +167,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         SEQUENCE,
-        (7,),
+        (5, 7),
         (7,),
         note="its cells are read, too",
     ),
@@ -147,7 +181,18 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         SEQUENCE,
-        (5,),
+        (5, 7),
+    ),
+    kind(
+        "gru_from_a_learnt_state",
+        parts(
+            FromStart,
+            start=lambda: nn.Parameter(torch.randn(1, 1, 7)),
+            recurrent=lambda: nn.GRU(6, 7),
+            head=linear(7, 3),
+        ),
+        SEQUENCE,
+        (7,),
     ),
     kind(
         "rnn_from_zeros",
@@ -171,7 +216,18 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         SEQUENCE,
-        (5, 7),
+        (5, 4, 7),
         (7,),
+    ),
+    kind(
+        "gru_called_twice_in_a_stream",
+        parts(
+            Residual,
+            first=linear(6, 5),
+            recurrent=lambda: nn.GRU(5, 5),
+            head=linear(5, 3),
+        ),
+        SEQUENCE,
+        (5,),
     ),
 )

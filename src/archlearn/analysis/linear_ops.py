@@ -122,7 +122,8 @@ def _kind_of(node: fx.Node, net: nn.Module) -> tuple[str, int] | None:
     if spec is None or spec.product is None:
         return None
     is_hooked = node.op == "call_module" and has_hooks(find_module(net, str(node.target)))
-    return None if is_hooked else spec.product
+    is_turned = not node.args and next(iter(node.kwargs), "") == "hx"  # a state before the input
+    return None if is_hooked or is_turned else spec.product
 
 
 def _from_module(node: fx.Node, module: nn.Module, kind: str, n_space: int) -> LinearOp:
@@ -145,7 +146,7 @@ def _from_module(node: fx.Node, module: nn.Module, kind: str, n_space: int) -> L
 def _from_recurrent(node: fx.Node, module: nn.RNNBase) -> LinearOp | None:
     """Return a layer that reads its input by the first of its weights, those of all directions."""
     names = module._flat_weights_names
-    if not module._parameters.keys() >= set(names) or next(iter(node.kwargs), "") == "hx":
+    if not module._parameters.keys() >= set(names):
         return None
     layer = str(node.target)
     weights = [f"{layer}.{name}" for name in names if name.startswith("weight")]

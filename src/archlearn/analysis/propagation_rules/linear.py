@@ -22,9 +22,10 @@ from archlearn.analysis.channel_labels import (
 )
 from archlearn.analysis.constraints import Reason
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, read_linear_op
-from archlearn.analysis.rule_api import FEW, OpCall, describe_call, fixed_out, opaque
+from archlearn.analysis.rule_api import FEW, OpCall, describe_call, opaque
 from archlearn.module_utils import find_tensor
 from archlearn.op_table import RECURRENT, TRANSPOSED
+from archlearn.tracing.fx_utils import leaves_of, map_leaves
 
 
 def linear(step: OpCall) -> Any:
@@ -48,19 +49,55 @@ def linear(step: OpCall) -> Any:
 
 
 def _recurrent(step: OpCall, op: LinearOp, dim: int) -> Any:
-    """Read the channels of each step; units, which each step reads of the one before, stay."""
+    """Tie unit i of all layers and directions of a recurrent module, and read the input's channels.
+
+    A gate multiplies the columns by which the next step and the next layer read a unit; what else
+    a closed one computes is its own. Those that are projected (`proj_size`) have gates behind that.
+    """
     ids, state = step.constraints.read(step.x, dim)
-    for weight in (op.weight, *op.others):
-        if weight.removesuffix("_reverse") == op.weight:
-            step.constraints.tie_dim(weight, op.in_dim, ids)
     _check_reader(step, op, ids, state)
-    units = step.constraints.dim(*op.rows)
-    for read in (units, *(labels.ids for labels in step.labels[1:])):
-        step.constraints.block(read, *_KEEPS_SIZE)
-    return fixed_out(step.out)
+    module: Any = step.module
+    units = step.constraints.new_atoms(module.hidden_size)
+    states = step.constraints.new_atoms(module.proj_size) if module.proj_size else units
+    others = states.repeat(1 + module.bidirectional)
+    columns = {"weight_hr": units, "weight_hh": states, "weight_ih": others}
+    for name in module._flat_weights_names:
+        tensor, full = getattr(module, name), f"{op.layer}.{name}"
+        rows = states if name.startswith("weight_hr") else units.repeat(len(tensor) // len(units))
+        step.constraints.tie_dim(full, 0, rows)
+        if tensor.dim() > 1:
+            is_first = name.removesuffix("_reverse") == "weight_ih_l0"
+            step.constraints.tie_dim(full, 1, ids if is_first else columns[name[:9]])
+    _keep_units(step, op, states, units)
+    made = iter((states, states, units))
+
+    def follow(leaf: Tensor) -> Labels:
+        line = next(made)
+        line = line.repeat(leaf.shape[-1] // len(line))
+        return along(line, torch.tensor(UNKNOWN).expand(len(line)), leaf.shape, leaf.dim() - 1)
+
+    return map_leaves(follow, step.out)
 
 
-_KEEPS_SIZE = "a recurrent layer keeps its size", "nothing is needed if the others are learnt"
+def _keep_units(step: OpCall, op: LinearOp, states: Tensor, units: Tensor) -> None:
+    """Tie units to the states that they start from; keep those that cannot go."""
+    for given, own in zip(leaves_of(step.argument(1, "hx")), (states, units), strict=False):
+        ids = torch.tensor([FIXED])
+        if isinstance(given, Labels):
+            ids, _ = step.constraints.read(given, given.ids.dim() - 1)
+        if given is not None and bool((ids == FIXED).any()):
+            text = f"{op.layer!r} starts from a state hx of a fixed size"
+            step.constraints.block(own, text, "leave hx out where it is zeros")
+        elif given is not None:
+            step.constraints.tie(ids, own)
+    if states is not units:
+        step.constraints.block(units, f"{op.layer!r} projects them", "leave proj_size out")
+    if not step.may_gate_reads:
+        step.constraints.block(
+            states,
+            f"{op.layer!r} reads them at every step, where no gate of this kind can stand",
+            "use add_gates with kind='binary'",
+        )
 
 
 def _find_passing(step: OpCall, op: LinearOp, dim: int) -> tuple[int, Tensor, Tensor] | None:
