@@ -26,6 +26,7 @@ from archlearn.nn.tristate_activation import TriState
 ACTIVATE, PRODUCT = "elementwise.activate", "linear.linear"
 CREATE = "elementwise.create"
 LINEAR, CONV, TRANSPOSED = "linear", "convolution", "transposed convolution"
+RECURRENT = "recurrent layer"
 KIND, RANK, SIZES = 0, 1, 2
 """What a number that describes a tensor is about; the larger, the less is sure."""
 
@@ -135,21 +136,21 @@ F.cross_entropy torch.cummax torch.cummin torch.diag torch.diag_embed Tensor.dia
 torch.diff Tensor.dot torch.dot torch.dstack torch.embedding nn.EmbeddingBag torch.empty_like
 Tensor.eq operator.eq torch.eq math.exp torch.feature_dropout Tensor.fill_ torch.finfo torch.fliplr
 torch.flipud math.floor torch.floor_divide F.fold nn.Fold torch.frac torch.full_like Tensor.ge
-operator.ge torch.ge torch.greater F.grid_sample nn.GRU nn.GRUCell Tensor.gt operator.gt torch.gt
+operator.ge torch.ge torch.greater F.grid_sample nn.GRUCell Tensor.gt operator.gt torch.gt
 torch.fft.fft torch.fft.fft2 torch.fft.fftn torch.fft.ifft torch.fft.ifft2 torch.fft.ifftn
 torch.fft.irfft torch.fft.irfft2 torch.fft.irfftn torch.fft.rfft torch.fft.rfft2 torch.fft.rfftn
 F.gumbel_softmax F.huber_loss torch.iinfo Tensor.index_copy torch.inner F.instance_norm
 torch.instance_norm Tensor.int torch.inverse operator.invert torch.isfinite torch.isinf torch.isnan
 Tensor.item F.kl_div torch.kron F.l1_loss Tensor.le operator.le torch.le torch.less math.log
 torch.log10 torch.log2 torch.logaddexp torch.logical_and Tensor.logical_not torch.logical_not
-torch.logical_or torch.logical_xor torch.logit Tensor.logsumexp torch.logsumexp Tensor.long nn.LSTM
+torch.logical_or torch.logical_xor torch.logit Tensor.logsumexp torch.logsumexp Tensor.long
 nn.LSTMCell Tensor.lt operator.lt torch.lt F.margin_ranking_loss torch.masked_select
 F.max_unpool1d F.max_unpool2d F.max_unpool3d nn.MaxUnpool1d nn.MaxUnpool2d nn.MaxUnpool3d
 torch.median torch.meshgrid operator.mod torch.moveaxis F.mse_loss
 F.multi_head_attention_forward nn.MultiheadAttention torch.mv Tensor.ne operator.ne torch.ne
 F.nll_loss Tensor.normal_ torch.normal operator.not_ F.one_hot operator.or_ torch.outer
 F.pairwise_distance nn.PairwiseDistance torch.polar operator.pos Tensor.prod math.prod torch.prod
-torch.rand_like torch.randn_like torch.ravel torch.real nn.RNN nn.RNNCell torch.rot90 Tensor.scatter
+torch.rand_like torch.randn_like torch.ravel torch.real nn.RNNCell torch.rot90 Tensor.scatter
 Tensor.scatter_ torch.scatter operator.setitem torch.sinh F.smooth_l1_loss nn.Softmax2d Tensor.sort
 torch.sort Tensor.split_with_sizes math.sqrt Tensor.squeeze_ torch.std_mean torch.take_along_dim
 torch.tan torch.tensordot Tensor.topk torch.topk Tensor.tril torch.tril F.triplet_margin_loss
@@ -455,6 +456,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
         )
         for n in (1, 2, 3)
     ),
+    _op("nn.LSTM nn.GRU nn.RNN", PRODUCT, product=(RECURRENT, 0)),
     # Products of two tensors.
     *_alike(
         "products.matmul",

@@ -307,7 +307,7 @@ def test_a_layer_without_a_site_that_keeps_its_channels_is_named_with_the_reason
 
 
 class Reader(nn.Module):
-    """Reads tokens by a recurrent layer, which keeps its size."""
+    """Reads tokens by a recurrent layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -319,11 +319,11 @@ class Reader(nn.Module):
         return self.last(F.relu(self.hidden(states[:, -1])))
 
 
-def test_a_recurrent_layer_is_said_to_keep_its_size() -> None:
+def test_units_of_a_recurrent_layer_go_by_its_name() -> None:
     found = al.inspect(Reader(), torch.randint(9, (2, 5)))
-    assert [row.name for row in found.rows if row.width] == ["hidden"]
-    assert list(found.kept) == ["reader"]
-    assert "\nnot learnt: reader: it keeps its size, for how it mixes channels is" in str(found)
+    learnt = {row.name: row.learnt_channels for row in found.rows if row.width}
+    assert learnt == {"hidden": 8, "words": 4, "reader": 6}
+    assert found.kept == {}
 
 
 def test_no_layer_is_named_where_all_are_learnt() -> None:

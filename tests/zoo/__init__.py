@@ -12,6 +12,7 @@ from tests.zoo import (
     norms,
     parameters,
     pooling,
+    recurrent,
     residuals,
     shapes,
     traps,
@@ -33,6 +34,7 @@ ALL: tuple[Kind, ...] = (
     *attention.KINDS,
     *parameters.KINDS,
     *interfaces.KINDS,
+    *recurrent.KINDS,
     *traps.KINDS,
 )
 

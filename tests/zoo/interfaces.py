@@ -10,13 +10,6 @@ from tests.zoo.layers import conv, linear
 IMAGE, VECTOR, SEQUENCE = batch(3, 8, 8), batch(6), batch(5, 6)
 
 
-class Recurrent(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.first(x))
-        y, _ = self.recurrent(x)
-        return self.head(F.relu(self.second(y[:, -1])))
-
-
 class DependsOnData(Net):
     """Its forward looks at the data, so it cannot be followed."""
 
@@ -154,32 +147,6 @@ KINDS: tuple[Kind, ...] = (
         VECTOR,
         (5, 7),
         (5, 7),
-    ),
-    kind(
-        "lstm",
-        parts(
-            Recurrent,
-            first=linear(6, 5),
-            recurrent=lambda: nn.LSTM(5, 4, batch_first=True),
-            second=linear(4, 7),
-            head=linear(7, 3),
-        ),
-        SEQUENCE,
-        (7,),
-        (7,),
-    ),
-    kind(
-        "gru",
-        parts(
-            Recurrent,
-            first=linear(6, 5),
-            recurrent=lambda: nn.GRU(5, 4, 2, batch_first=True, bidirectional=True),
-            second=linear(8, 7),
-            head=linear(7, 3),
-        ),
-        SEQUENCE,
-        (7,),
-        (7,),
     ),
     kind("opaque_if", lambda: _opaque(DependsOnData), VECTOR, (7,), (7,)),
     kind("opaque_loop", lambda: _opaque(LoopsOverLength), SEQUENCE, (7,), (7,)),

@@ -30,7 +30,7 @@ from archlearn.analysis.propagation_rules.pooling import mean, variance
 from archlearn.analysis.propagation_rules.reshape import embedding
 from archlearn.analysis.rule_api import OUTPUT
 from archlearn.module_utils import evaluating, find_module
-from archlearn.tracing.fx_utils import source_of
+from archlearn.tracing.fx_utils import leaves_of, source_of
 from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf, Traces, trace
@@ -570,8 +570,8 @@ def _find_first_writers(
     ]
     of_layers = [p for p in pairs if is_linear_op(p[0], net) or rule_for(p[0], net) is embedding]
     of_parameters = [(n, labels) for n, labels in pairs if n.op == "get_attr"]
-    for node, labels in [*reversed(of_parameters), *reversed(of_layers)]:
-        if isinstance(labels, Labels):
+    for node, value in [*reversed(of_parameters), *reversed(of_layers)]:
+        for labels in (leaf for leaf in leaves_of(value) if isinstance(leaf, Labels)):
             names.append(str(node.target) if node.op == "get_attr" else layer_of(node))
             first[parents[:, without_repeats(labels.ids)]] = len(names) - 1
     return names, first
@@ -667,10 +667,10 @@ def _find_kept(found: _Findings, group_of: Tensor, listed: set[str]) -> dict[str
         is_listed[stream.channels] = True
     is_listed[FIXED] = False
     atoms = {
-        op.layer: constraints.dims[constraints.canonical(op.weight), op.out_dim]
+        op.layer: constraints.dims[constraints.canonical(weight), dim]
         for _, op in find_linear_ops(found.traces.graphs[0], found.net)
-        if (constraints.canonical(op.weight), op.out_dim) in constraints.dims
-        and op.layer not in listed
+        for weight, dim in [op.output_dim]
+        if (constraints.canonical(weight), dim) in constraints.dims and op.layer not in listed
     }
     first = {
         layer: int(ids[0])

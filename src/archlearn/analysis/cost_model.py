@@ -14,7 +14,7 @@ from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import Labels
 from archlearn.analysis.linear_ops import find_linear_ops
 from archlearn.module_utils import compute_weights, computes_weights, first_names, weight_sources
-from archlearn.op_table import TRANSPOSED
+from archlearn.op_table import RECURRENT, TRANSPOSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +60,24 @@ def build_cost_table(channel_graph: ChannelGraph, net: nn.Module) -> CostTable:
     by_call = count_positions_by_call(channel_graph, net)
     one = torch.zeros(len(channel_graph.groups)), 1.0
     rows: list[tuple[list[Factor], float, float]] = []
+    calls: dict[str, list[tuple[str, Application]]] = {}
+    for call, applied in by_call.items():
+        for each in applied:
+            calls.setdefault(each.weight, []).append((call, each))
     for name, weight in _read_weights(net).items():
         sides: list[list[Factor]] = []
         for dim in (0, 1):
             size = weight.shape[dim] if weight.dim() > dim else 1
             sides.append(_count_indices(channel_graph, channel_graph.dims.get((name, dim)), size))
         rest, n_places = math.prod(weight.shape[2:]), 0
-        for call, applied in by_call.items():
-            n = applied.n_places if applied.weight == name else 0
+        for call, each in calls.get(name, ()):
+            n = each.n_places
             if call in passing and n:
                 channels = channel_graph.root[passing[call]]
                 beside = _count_indices(channel_graph, channels, len(channels))
                 rows.append(([*sides[0], *sides[1], *beside], 0.0, rest * n / len(channels)))
-            elif applied.rows is not None and n:
-                part = _count_indices(channel_graph, applied.rows, len(applied.rows))
+            elif each.rows is not None and n:
+                part = _count_indices(channel_graph, each.rows, len(each.rows))
                 rows.append(([*part, *sides[1]], 0.0, rest * n))
             else:
                 n_places += n
@@ -117,14 +121,14 @@ def count_positions(
     positions: dict[str, Fraction] = {}
     stays = ~dropped if dropped is not None else torch.ones(len(channel_graph.root)) > 0
     for call, applied in count_positions_by_call(channel_graph, net).items():
-        n, name = Fraction(0 if call in gone else applied.n_places), applied.weight
         passing = channel_graph.followed[0].passing.get(call)
-        if passing is not None:
-            n *= _count(stays, channel_graph.root[passing]) / len(passing)
-        if applied.rows is not None and n:
-            whole = channel_graph.dims[name, 0]
-            n *= _count(stays, applied.rows) / _count(stays, whole)
-        positions[name] = positions.get(name, Fraction()) + n
+        for each in applied:
+            n, name = Fraction(0 if call in gone else each.n_places), each.weight
+            if passing is not None:
+                n *= _count(stays, channel_graph.root[passing]) / len(passing)
+            if each.rows is not None and n:
+                n *= _count(stays, each.rows) / _count(stays, channel_graph.dims[name, 0])
+            positions[name] = positions.get(name, Fraction()) + n
     return positions
 
 
@@ -134,7 +138,7 @@ def _count(stays: Tensor, channels: Tensor) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What a linear op applies: a weight, at how many places in one run.
+    """A weight that a linear op applies, and at how many places in one run.
 
     Attributes:
         rows: The channels of the rows that it takes of the weight, None for all.
@@ -142,21 +146,25 @@ class Application:
 
     weight: str
     n_places: int
-    rows: Tensor | None
+    rows: Tensor | None = None
 
 
-def count_positions_by_call(channel_graph: ChannelGraph, net: nn.Module) -> dict[str, Application]:
-    """Return the weight of each linear op in evaluation, and how often it is applied there."""
-    found: dict[str, Application] = {}
+def count_positions_by_call(
+    channel_graph: ChannelGraph, net: nn.Module
+) -> dict[str, list[Application]]:
+    """Return what each linear op applies in evaluation; a recurrent layer has several weights."""
+    found: dict[str, list[Application]] = {}
     names = first_names(net)
     for node, op in find_linear_ops(channel_graph.traces.evaluation, net):
-        side = node.all_input_nodes[0].name if op.kind == TRANSPOSED else node.name
+        is_by_input = op.kind in (TRANSPOSED, RECURRENT)
+        side = node.all_input_nodes[0].name if is_by_input else node.name
         labels = channel_graph.followed[0].values[side]
         shape = labels.shape if isinstance(labels, Labels) else ()
         others = (n for dim, n in enumerate(shape) if dim != len(shape) + op.channel_dim)
-        name = names.get(op.weight, op.weight)
-        rows = channel_graph.dims[name, op.out_dim][op.weight_rows] if op.is_part else None
-        found[node.name] = Application(name, math.prod(others), rows)
+        n_places, first = math.prod(others), names.get(op.weight, op.weight)
+        rows = channel_graph.dims[first, op.out_dim][op.weight_rows] if op.is_part else None
+        found[node.name] = [Application(first, n_places, rows)]
+        found[node.name] += [Application(names.get(n, n), n_places) for n in op.others]
     return found
 
 

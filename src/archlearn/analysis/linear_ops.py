@@ -1,14 +1,14 @@
-"""Linear layers and convolutions, called as modules or as functions."""
+"""Linear layers, convolutions and recurrent layers, called as modules or as functions."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from archlearn.module_utils import find_module, find_tensor, has_hooks
-from archlearn.op_table import LINEAR, TRANSPOSED, spec_of, spec_of_function
+from archlearn.op_table import LINEAR, RECURRENT, TRANSPOSED, spec_of, spec_of_function
 from archlearn.tracing.fx_utils import call_node, find_parameter
 
 _CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -29,6 +29,7 @@ class LinearOp:
         n_space: Number of spatial dimensions.
         padded: Whether zeros are put around the input.
         is_module: Whether the layer is a module of torch (and not a functional call).
+        others: Weights of a recurrent layer that are applied at every step beside the first.
     """
 
     node: str
@@ -40,8 +41,9 @@ class LinearOp:
     groups: int
     padded: bool
     is_module: bool
-    weight_rows: slice
-    bias_rows: slice
+    weight_rows: slice = field(default_factory=lambda: _ALL)
+    bias_rows: slice = field(default_factory=lambda: _ALL)
+    others: tuple[str, ...] = ()
 
     @property
     def is_part(self) -> bool:
@@ -57,6 +59,19 @@ class LinearOp:
     def out_dim(self) -> int:
         """The weight's dimension that makes the output."""
         return 1 - self.in_dim
+
+    @property
+    def output_dim(self) -> tuple[str, int]:
+        """The weight and its dimension that have an index for each channel of the output.
+
+        Those of a recurrent layer are its units, which have several rows each.
+        """
+        return (self.others[0], 1) if self.kind == RECURRENT else (self.weight, self.out_dim)
+
+    @property
+    def takes_constants(self) -> bool:
+        """Whether what constants of dropped channels add to the output can become its bias."""
+        return self.is_module and self.groups == 1 and self.kind != RECURRENT
 
     @property
     def channel_dim(self) -> int:
@@ -75,7 +90,9 @@ def read_linear_op(node: fx.Node, net: nn.Module) -> LinearOp | None:
     if kind is None:
         return None
     if node.op == "call_module":
-        return _from_module(node, find_module(net, str(node.target)), *kind)
+        module = find_module(net, str(node.target))
+        is_recurrent = isinstance(module, nn.RNNBase)
+        return _from_recurrent(node, module) if is_recurrent else _from_module(node, module, *kind)
     return _from_function(node, net, *kind)
 
 
@@ -116,7 +133,8 @@ def _kind_of(node: fx.Node, net: nn.Module) -> tuple[str, int] | None:
     if spec is None or spec.product is None:
         return None
     is_hooked = node.op == "call_module" and has_hooks(find_module(net, str(node.target)))
-    return None if is_hooked else spec.product
+    is_turned = not node.args and next(iter(node.kwargs), "") == "hx"  # a state before the input
+    return None if is_hooked or is_turned else spec.product
 
 
 def _from_module(node: fx.Node, module: nn.Module, kind: str, n_space: int) -> LinearOp:
@@ -133,9 +151,21 @@ def _from_module(node: fx.Node, module: nn.Module, kind: str, n_space: int) -> L
         groups=int(getattr(module, "groups", 1)),
         padded=zeros and _pads(padding, module),
         is_module=True,
-        weight_rows=_ALL,
-        bias_rows=_ALL,
     )
+
+
+def _from_recurrent(node: fx.Node, module: nn.RNNBase) -> LinearOp | None:
+    """Return a layer that reads its input by the first of its weights, those of all directions."""
+    names = module._flat_weights_names
+    if not module._parameters.keys() >= set(names):
+        return None
+    layer = str(node.target)
+    weights = [f"{layer}.{name}" for name in names if name.startswith("weight")]
+    bias = f"{layer}.bias_ih_l0" if module.bias else None
+    return LinearOp(
+        node.name, layer, weights[0], bias, RECURRENT, 0, 1, False, True,
+        others=tuple(weights[1:]),
+    )  # fmt: skip
 
 
 def _from_function(node: fx.Node, net: nn.Module, kind: str, n_space: int) -> LinearOp | None:

@@ -22,7 +22,13 @@ from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import FIXED, ZERO, Labels, core
 from archlearn.analysis.gate_sites import Site
 from archlearn.analysis.head_channels import ReadPlane, read_plane
-from archlearn.analysis.linear_ops import LinearOp, is_called_again, is_linear_op, read_linear_op
+from archlearn.analysis.linear_ops import (
+    LinearOp,
+    find_linear_ops,
+    is_called_again,
+    is_linear_op,
+    read_linear_op,
+)
 from archlearn.analysis.propagation_rules import pooling, rule_for
 from archlearn.analysis.propagation_rules.normalization import (
     across_channels,
@@ -32,7 +38,7 @@ from archlearn.analysis.propagation_rules.normalization import (
 )
 from archlearn.gating.gate_container import CONTAINER, GateContainer
 from archlearn.gating.selection import LearnableSites
-from archlearn.module_utils import find_module, is_weight_hook
+from archlearn.module_utils import find_module, first_names, is_weight_hook
 from archlearn.nn.functional import gates_of_heads
 from archlearn.nn.norms import (
     masked_group_norm,
@@ -43,8 +49,9 @@ from archlearn.nn.norms import (
     rescale_mean,
     weigh_channels,
 )
+from archlearn.nn.recurrent import call_recurrent
 from archlearn.nn.tristate_activation import gate_branch, gate_channels, gate_heads, mix_linear
-from archlearn.op_table import out_of_place
+from archlearn.op_table import RECURRENT, out_of_place
 from archlearn.tracing.block_hooks import (
     MARKS,
     begin_block,
@@ -245,6 +252,12 @@ def insert_gates(net: nn.Module, container: GateContainer, place: int) -> fx.Gra
         for reader in readers:
             if reader.node in nodes and group not in standing:
                 writer.gate_columns(nodes[reader.node], reader)
+    names = first_names(net)
+    for node, op in find_linear_ops(channel_graph.graphs[place], net):
+        if op.kind == RECURRENT and node.name in nodes:
+            weight, dim = op.output_dim
+            channels = channel_graph.dims[names.get(weight, weight), dim]
+            writer.gate_units(nodes[node.name], channels)
     for branch in container.learnable.branches.values():
         addition = branch.additions[place]
         if addition.node in nodes and container.place_of_branch(branch.name) not in standing:
@@ -531,6 +544,19 @@ class _Writer:
             layer = self.graph.get_attr(reader.op.layer)
         source = node.all_input_nodes[0]
         self._replace(node, call_gated, layer, source, width, reader.op.in_dim)
+
+    def gate_units(self, node: fx.Node, channels: Tensor) -> None:
+        """Let a recurrent layer read its own units through the gates, by scaling its weights."""
+        groups, index = self.container.find(channels)
+        if not groups:
+            return
+        width = self._assemble(groups, index)
+        with self.graph.inserting_before(node):
+            layer = self.graph.get_attr(str(node.target))
+            arguments = (layer, width, *node.args)
+            made = self.graph.call_function(call_recurrent, arguments, dict(node.kwargs))
+        node.replace_all_uses_with(made)
+        self.graph.erase_node(node)
 
     def mix_linear(self, node: fx.Node, site: Site) -> fx.Node:
         """Put the depth gate of a site behind a node."""

@@ -29,6 +29,7 @@ from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.learn import Learn
 from archlearn.module_utils import find_module, first_names
 from archlearn.nn.tristate_activation import TriState
+from archlearn.op_table import RECURRENT
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf, Traces
 
 
@@ -439,9 +440,10 @@ def _find_rows(net: nn.Module, channel_graph: ChannelGraph) -> tuple[tuple[str, 
             labels: Any = found.values[node.name]
             if op.weight in rows:
                 continue
-            # Behind it they are those of channels beside, too, or those of a part of the layer.
-            if node.name in found.passing or op.is_part:
-                channels = channel_graph.dims[names.get(op.weight, op.weight), op.out_dim]
+            # Behind it they may be those of channels beside, or those of a part of the layer.
+            if node.name in found.passing or op.is_part or op.kind == RECURRENT:
+                weight, dim = op.output_dim
+                channels = channel_graph.dims[names.get(weight, weight), dim]
             else:
                 channels = channel_graph.root[line_along(labels.ids, op.channel_dim)]
             rows[op.weight] = (op.layer, channels)

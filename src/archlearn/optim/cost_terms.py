@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from archlearn.analysis.channel_labels import Labels, without_repeats
-from archlearn.analysis.cost_model import count_positions_by_call
+from archlearn.analysis.cost_model import Application, count_positions_by_call
 from archlearn.analysis.residual_branches import Closings
 from archlearn.gating.cost_counter import count_parameters
 from archlearn.gating.selection import LearnableSites
@@ -144,10 +144,10 @@ class CostTerms:
         for call, ids in self.channel_graph.followed[0].passing.items():
             self.passing[call] = len(self.full)
             self._add_dim(self.gate_of[self.channel_graph.root[ids]])
-        for call, applied in self.calls.items():
-            if applied.rows is not None:
+        for call, each in self._applications():
+            if each.rows is not None:
                 self.rows[call] = len(self.full)
-                self._add_dim(self.gate_of[applied.rows])
+                self._add_dim(self.gate_of[each.rows])
 
     def _add_dim(self, gates: Tensor) -> None:
         if gates.dim() > 1 and bool((gates == gates[:, :1]).all()):
@@ -245,9 +245,9 @@ class CostTerms:
             for (other, beside), n in macs.items():
                 self._add_entry([*slots, *beside], (0.0, rest * n), other)
         for call in self.rows:
-            slots, rest = self._tied_slots(self.calls[call].weight, call)
-            n_products = rest * self.calls[call].n_places
-            self._add_entry(slots, (0.0, n_products), self._presence_of_call(call))
+            (each,) = self.calls[call]
+            slots, rest = self._tied_slots(each.weight, call)
+            self._add_entry(slots, (0.0, rest * each.n_places), self._presence_of_call(call))
         total = count_parameters(self.model)
         total -= sum(parameters[name].numel() for name in self.entries if name in parameters)
         self.fixed = (float(total),)
@@ -267,7 +267,7 @@ class CostTerms:
         And along the same channels beside: how often for each of those.
         """
         found: dict[str, dict[tuple[int, tuple[int, ...]], float]] = {}
-        for call, each in self.calls.items():
+        for call, each in self._applications():
             applications = found.setdefault(each.weight, {})
             if call in self.rows:
                 continue
@@ -276,6 +276,10 @@ class CostTerms:
             applications[key] = applications.get(key, 0.0) + per_channel
         return found
 
+    def _applications(self) -> list[tuple[str, Application]]:
+        """Return each call with each weight that it applies."""
+        return [(call, each) for call, applied in self.calls.items() for each in applied]
+
     def _beside(self, call: str, n: int) -> tuple[tuple[int, ...], float]:
         """Return the place of the channels beside that a call is applied to, and how often."""
         slot = self.passing.get(call)
@@ -283,8 +287,8 @@ class CostTerms:
 
     def applied(self, layer: str) -> tuple[int, float]:
         """Return the same of a layer that is called once; the place is that of 1 for most."""
-        found = [(n, each) for n, each in self.calls.items() if each.weight == f"{layer}.weight"]
-        calls = [(call, each.n_places) for call, each in found]
+        weight = f"{layer}.weight"
+        calls = [(n, each.n_places) for n, each in self._applications() if each.weight == weight]
         beside, per_channel = self._beside(*calls[0]) if calls else ((), 0.0)
         return next(iter(beside), self._constant(1.0)), per_channel
 
@@ -390,9 +394,9 @@ class CostTerms:
                     n_others -= n
                     self._add_entry([slot], (0.0, 0.0, product * n / self.full[slot]), presence)
             self._add_entry([], (0.0, 0.0, own + product * n_others), presence)
-            if node.name in applied:
-                slots, rest = self._tied_slots(applied[node.name].weight, node.name)
-                beside, per_channel = self._beside(node.name, applied[node.name].n_places)
+            for each in applied.get(node.name, ()):
+                slots, rest = self._tied_slots(each.weight, node.name)
+                beside, per_channel = self._beside(node.name, each.n_places)
                 times_of = (0.0, 0.0, product * rest * per_channel)
                 self._add_entry([*slots, *beside], times_of, presence)
         rates = [calls[name][2] for name in applied if name in calls]

@@ -128,6 +128,11 @@ def update_sizes_(net: nn.Module) -> None:
         elif isinstance(module, nn.modules.conv._ConvNd):
             module.out_channels = module.weight.shape[0]
             module.in_channels = module.weight.shape[1] * module.groups
+        elif isinstance(module, nn.RNNBase):
+            n_rows, module.input_size = find_tensor(module, "weight_ih_l0").shape
+            module.hidden_size = n_rows // {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
+            module.proj_size = module.proj_size and len(find_tensor(module, "weight_hr_l0"))
+            module.flatten_parameters()
         elif isinstance(module, nn.Embedding):
             module.embedding_dim = module.weight.shape[1]
         elif (spec := spec_of_class(type(module))) is not None and spec.sized_by:

@@ -276,7 +276,7 @@ def find_constant_inputs(
         values = channel_graph.followed[place].values
         for node, op in find_linear_ops(graph, model):
             labels = values[node.all_input_nodes[0].name]
-            if not op.is_module or op.groups > 1 or node.name in gone_calls[place]:
+            if not op.takes_constants or node.name in gone_calls[place]:
                 continue
             if (
                 node.name in channel_graph.followed[place].passing

@@ -316,17 +316,16 @@ def _slice(move: Move) -> fx.Node | None:
         return None
     index = move.node.args[1]
     shortened = list(index) if isinstance(index, tuple | list) else [index]
-    if any(
-        part is not None and not isinstance(part, slice) for part in shortened if part is not ...
-    ):
+    if any(not isinstance(part, slice | int | None) for part in shortened if part is not ...):
         return None
     given = _without_ellipsis(shortened, source.dim())
     for place, part in enumerate(given):
-        if part is None:
+        if not isinstance(part, slice):
             continue
         size = source.shape[place - given[:place].count(None)]
-        for start in range(size - move.expected.shape[place] + 1):
-            wanted = slice(start, start + move.expected.shape[place])
+        n_kept = move.expected.shape[place - sum(isinstance(each, int) for each in given[:place])]
+        for start in range(size - n_kept + 1):
+            wanted = slice(start, start + n_kept)
             trial = [*given[:place], wanted, *given[place + 1 :]]
             found = source[tuple(_plain(move, each) for each in trial)]
             if found.shape == move.expected.shape and torch.equal(found, move.expected):
@@ -355,9 +354,9 @@ def _without_ellipsis(given: list[Any], n_dims: int) -> list[Any]:
     return given + [slice(None)] * (n_dims - len(given) + given.count(None))
 
 
-def _plain(move: Move, part: slice | None) -> slice | None:
-    if part is None:
-        return None
+def _plain(move: Move, part: slice | int | None) -> slice | int | None:
+    if not isinstance(part, slice):
+        return part
     return slice(*(_value(move, value) for value in (part.start, part.stop, part.step)))
 
 

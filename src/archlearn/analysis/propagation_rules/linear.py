@@ -24,7 +24,8 @@ from archlearn.analysis.constraints import Reason
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, read_linear_op
 from archlearn.analysis.rule_api import FEW, OpCall, describe_call, opaque
 from archlearn.module_utils import find_tensor
-from archlearn.op_table import TRANSPOSED
+from archlearn.op_table import RECURRENT, TRANSPOSED
+from archlearn.tracing.fx_utils import leaves_of, map_leaves
 
 
 def linear(step: OpCall) -> Any:
@@ -34,6 +35,8 @@ def linear(step: OpCall) -> Any:
         reason = computed_weight(step.node)
         return opaque(step, reason.text, reason.fix)
     dim = step.x.ids.dim() + op.channel_dim
+    if op.kind == RECURRENT:
+        return _recurrent(step, op, dim)
     passing = _find_passing(step, op, dim)
     if passing is not None:
         return _pass(step, op, dim, *passing)
@@ -47,6 +50,58 @@ def linear(step: OpCall) -> Any:
 def _tie_bias(step: OpCall, op: LinearOp, rows: Tensor) -> None:
     if op.bias is not None:
         step.constraints.tie_dim(op.bias, 0, rows, op.bias_rows)
+
+
+def _recurrent(step: OpCall, op: LinearOp, dim: int) -> Any:
+    """Tie unit i of all layers and directions of a recurrent module, and read the input's channels.
+
+    A gate multiplies the columns by which the next step and the next layer read a unit; what else
+    a closed one computes is its own. Those that are projected (`proj_size`) have gates behind that.
+    """
+    ids, state = step.constraints.read(step.x, dim)
+    _check_reader(step, op, ids, state)
+    module: Any = step.module
+    units = step.constraints.new_atoms(module.hidden_size)
+    states = step.constraints.new_atoms(module.proj_size) if module.proj_size else units
+    others = states.repeat(1 + module.bidirectional)
+    columns = {"weight_hr": units, "weight_hh": states, "weight_ih": others}
+    for name in module._flat_weights_names:
+        tensor, full = getattr(module, name), f"{op.layer}.{name}"
+        rows = states if name.startswith("weight_hr") else units.repeat(len(tensor) // len(units))
+        step.constraints.tie_dim(full, 0, rows)
+        if tensor.dim() > 1:
+            is_first = name.removesuffix("_reverse") == "weight_ih_l0"
+            step.constraints.tie_dim(full, 1, ids if is_first else columns[name[:9]])
+    _keep_units(step, op, states, units)
+    made = iter((states, states, units))
+
+    def follow(leaf: Tensor) -> Labels:
+        line = next(made)
+        line = line.repeat(leaf.shape[-1] // len(line))
+        return along(line, torch.tensor(UNKNOWN).expand(len(line)), leaf.shape, leaf.dim() - 1)
+
+    return map_leaves(follow, step.out)
+
+
+def _keep_units(step: OpCall, op: LinearOp, states: Tensor, units: Tensor) -> None:
+    """Tie units to the states that they start from; keep those that cannot go."""
+    for given, own in zip(leaves_of(step.argument(1, "hx")), (states, units), strict=False):
+        ids = torch.tensor([FIXED])
+        if isinstance(given, Labels):
+            ids, _ = step.constraints.read(given, given.ids.dim() - 1)
+        if given is not None and bool((ids == FIXED).any()):
+            text = f"{op.layer!r} starts from a state hx of a fixed size"
+            step.constraints.block(own, text, "leave hx out where it is zeros")
+        elif given is not None:
+            step.constraints.tie(ids, own)
+    if states is not units:
+        step.constraints.block(units, f"{op.layer!r} projects them", "leave proj_size out")
+    if not step.may_gate_reads:
+        step.constraints.block(
+            states,
+            f"{op.layer!r} reads them at every step, where no gate of this kind can stand",
+            "use add_gates with kind='binary'",
+        )
 
 
 def _find_passing(step: OpCall, op: LinearOp, dim: int) -> tuple[int, Tensor, Tensor] | None:
@@ -175,7 +230,7 @@ def _check_reader(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> Non
         return
     is_padded = op.padded or op.kind == TRANSPOSED
     is_shared = is_called_again(step.node) or op.layer in step.constraints.sharing
-    takes_constants = not (is_padded or is_shared or op.groups > 1) and op.is_module
+    takes_constants = op.takes_constants and not (is_padded or is_shared)
     is_read = (state != ZERO) if not takes_constants else (state == UNKNOWN)
     is_read = is_read & (ids != FIXED)
     if step.may_gate_reads and bool(is_read.any()):
