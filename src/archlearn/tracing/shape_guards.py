@@ -327,7 +327,8 @@ class ExampleRuns:
             except Exception:  # such a batch does not exist for this model
                 continue
             if read(found) != read(value):
-                return Answer(refusal="the answer depends on the size of the batch")
+                hint = "; write int(a / b) as a // b" if what == "number" else ""
+                return Answer(refusal=f"the answer depends on the size of the batch{hint}")
         return Answer(value)
 
 
@@ -337,6 +338,8 @@ class _Run:
     def __init__(self, net: nn.Module, inputs: ExampleInputs) -> None:
         self.net, self.inputs = net, inputs
         self.values: dict[fx.Node, Any] = {}
+        # As they are now: `forward` may set one to what a call returns.
+        self._held = dict(net.named_buffers(remove_duplicate=False))
         self._buffers: dict[str, Any] = {}
         self._last: fx.Node | None = None
         self._given: Iterator[Any] = iter(())
@@ -384,7 +387,8 @@ class _Run:
     def _read(self, target: str) -> Any:
         """Return a parameter, or this run's own copy of a buffer: calls may count in it."""
         if target not in self._buffers:
-            value = operator.attrgetter(target)(self.net)
+            value = self._held.get(target)
+            value = operator.attrgetter(target)(self.net) if value is None else value
             is_buffer = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
             self._buffers[target] = value.clone() if is_buffer else value
         return self._buffers[target]
