@@ -163,9 +163,10 @@ class Rewriter:
         return self.selected[key]
 
     def _is_indexed(self, old: fx.Node) -> bool:
-        """Return whether a call is x[index] with a tensor as index, which no channel lies along."""
-        index = old.args[1] if old.target is operator.getitem else None
-        return isinstance(index, fx.Node) and isinstance(self.values[index.name], Labels)
+        """Return whether a call is x[index] with a tensor in the index: no channel lies along."""
+        index = leaves_of(old.args[1]) if old.target is operator.getitem else []
+        nodes = [part for part in index if isinstance(part, fx.Node)]
+        return any(isinstance(self.values[part.name], Labels) for part in nodes)
 
     def _is_looked_at(self, old: fx.Node, node: fx.Node) -> bool:
         """Return whether what stays of a tensor must be known: something moves or measures it."""
