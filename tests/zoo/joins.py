@@ -65,6 +65,15 @@ class Maximum(Net):
         return self.head(x)
 
 
+class MaxFeatureMap(Net):
+    """LightCNN's activation: the larger of two halves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.max(*self.first(x).split(5, 1))
+        x, y = self.second(x).chunk(2, 1)
+        return self.head(x.min(y))
+
+
 class Stack(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.stack([F.relu(self.first(x)), F.relu(self.second(x))]).sum(0)
@@ -161,6 +170,12 @@ KINDS: tuple[Kind, ...] = (
         parts(Maximum, first=conv(3, 5), second=conv(3, 5), head=conv(5, 4)),
         IMAGE,
         (5,),
+    ),
+    kind(
+        "max_feature_map",
+        parts(MaxFeatureMap, first=conv(3, 10), second=conv(5, 14), head=conv(7, 4)),
+        IMAGE,
+        (5, 7),
     ),
     kind(
         "stack_then_sum",

@@ -128,7 +128,7 @@ def update_sizes_(net: nn.Module) -> None:
         elif isinstance(module, nn.modules.conv._ConvNd):
             module.out_channels = module.weight.shape[0]
             module.in_channels = module.weight.shape[1] * module.groups
-        elif isinstance(module, nn.Embedding):
+        elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.embedding_dim = module.weight.shape[1]
         elif (spec := spec_of_class(type(module))) is not None and spec.sized_by:
             tensors = [getattr(module, name, None) for name in ("weight", "running_mean")]

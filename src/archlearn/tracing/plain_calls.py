@@ -17,7 +17,8 @@ from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.shape_guards import untraced
 
-_PRODUCTS = (torch.matmul, operator.matmul, "matmul")
+_PRODUCTS = (torch.matmul, operator.matmul, "matmul", torch.mm, "mm")
+_LAST_WITH_FIRST = [(one, two) for one in ([-1], (-1,)) for two in ([0], (0,))]
 _ZEROS_LIKE = torch.zeros_like  # another stands in its place while a model is traced
 _NEAR = 1e-12  # of numbers around one, in double precision: rounding
 
@@ -60,23 +61,41 @@ def read_shapes_(graph: fx.Graph) -> None:
 
 
 def read_layers_(graph: fx.Graph, net: nn.Module) -> None:
-    """Write `x @ w`, `x @ w.T` and `F.linear(x, w.T)`, of a parameter w, as linear layers."""
+    """Write `x @ w`, `x @ w.T` and `F.linear(x, w.T)`, of the model's own w, as linear layers."""
     for node in graph.nodes:
-        is_linear = node.target is F.linear
-        is_known = is_linear or (node.target in _PRODUCTS and not node.kwargs)
-        if not is_known or len(node.args) < 2:
+        found = _read_product(node)
+        if found is None:
             continue
-        x, factor, *bias = node.args
+        (x, factor, *bias), is_linear = found
         if not isinstance(x, fx.Node) or not isinstance(factor, fx.Node) or x.op == "get_attr":
             continue
         is_turned = factor.op != "get_attr" and _is_turned(factor)
         weight = factor.all_input_nodes[0] if is_turned else factor
         tensor = find_tensor(net, str(weight.target)) if weight.op == "get_attr" else None
-        if isinstance(tensor, nn.Parameter) and tensor.dim() == 2:
-            node.op, node.args = "call_function", (x, weight, *bias)
+        if tensor is not None and tensor.is_floating_point() and tensor.dim() == 2:
+            node.op, node.args, node.kwargs = "call_function", (x, weight, *bias), {}
             node.target = F.linear if is_turned != is_linear else linear_by_columns
             if not factor.users:
                 graph.erase_node(factor)
+
+
+def _read_product(node: fx.Node) -> tuple[Sequence[Any], bool] | None:
+    """Return what a product reads, and whether the second factor has a row for each output."""
+    args = node.args
+    if node.target is F.linear:
+        return (args, True) if len(args) > 1 else None
+    if node.target in _PRODUCTS:
+        return (args, False) if len(args) > 1 and not node.kwargs else None
+    if node.target is torch.tensordot:
+        dims: Any = node.kwargs.get("dims", [*args, None, None][2])
+        return (args[:2], False) if dims == 1 or dims in _LAST_WITH_FIRST else None
+    if node.target is torch.einsum and len(args) == 3 and isinstance(args[0], str):
+        left, _, out = args[0].replace(" ", "").partition("->")
+        one, _, two = left.partition(",")
+        for is_turned, pair in ((False, two), (True, two[::-1])):  # b n d, d e -> b n e
+            if len(set(pair)) == 2 == len(two) and one[-1:] + out == pair[0] + one[:-1] + pair[1]:
+                return args[1:], is_turned
+    return None
 
 
 def _is_turned(node: fx.Node) -> bool:
