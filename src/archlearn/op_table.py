@@ -134,7 +134,7 @@ F.cosine_similarity torch.cosine_similarity nn.CosineSimilarity torch.count_nonz
 F.cross_entropy torch.cummax torch.cummin torch.diag torch.diag_embed Tensor.diagonal torch.diagonal
 torch.complex torch.diff Tensor.dot torch.dot torch.dstack torch.embedding torch.empty_like
 Tensor.eq operator.eq torch.eq math.exp torch.feature_dropout Tensor.fill_ torch.finfo torch.fliplr
-torch.flipud math.floor torch.floor_divide F.fold nn.Fold torch.frac torch.full_like Tensor.ge
+torch.flipud math.floor torch.floor_divide F.fold nn.Fold torch.frac Tensor.ge
 operator.ge torch.ge torch.greater F.grid_sample nn.GRU nn.GRUCell Tensor.gt operator.gt torch.gt
 torch.fft.fft torch.fft.fft2 torch.fft.fftn torch.fft.ifft torch.fft.ifft2 torch.fft.ifftn
 torch.fft.irfft torch.fft.irfft2 torch.fft.irfftn torch.fft.rfft torch.fft.rfft2 torch.fft.rfftn
@@ -282,6 +282,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
     _op("torch.masked_fill Tensor.masked_fill Tensor.masked_fill_", "elementwise.where"),
     _op("torch.zeros_like", "elementwise.like"),
     _op("torch.ones_like", "elementwise.like"),
+    _op("torch.full_like", "elementwise.like"),
     # Reshaping, joining and indexing: the same is done to labels.
     *_alike(
         "reshape.move",

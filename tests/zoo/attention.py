@@ -212,7 +212,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         TOKENS,
-        (7,),
+        (5, 7, 8),
         (7,),
     ),
     kind(

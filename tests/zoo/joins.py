@@ -74,6 +74,14 @@ class MaxFeatureMap(Net):
         return self.head(x.min(y))
 
 
+class OuterProduct(Net):
+    """Every channel of one tensor times every one of another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, y = F.relu(self.first(x)), F.relu(self.second(x))
+        return self.head((y.unsqueeze(2) * x.unsqueeze(1)).flatten(1))
+
+
 class Stack(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.stack([F.relu(self.first(x)), F.relu(self.second(x))]).sum(0)
@@ -176,6 +184,13 @@ KINDS: tuple[Kind, ...] = (
         parts(MaxFeatureMap, first=conv(3, 10), second=conv(5, 14), head=conv(7, 4)),
         IMAGE,
         (5, 7),
+    ),
+    kind(
+        "outer_product",
+        parts(OuterProduct, first=linear(6, 5), second=linear(6, 7), head=linear(35, 4)),
+        batch(6),
+        (7,),
+        note="the wider one's channels pass; of the other one all stay",
     ),
     kind(
         "stack_then_sum",

@@ -13,6 +13,7 @@ from archlearn.module_utils import find_tensor, has_hooks, list_tensors, unnotic
 from archlearn.nn.functional import linear_by_columns
 from archlearn.op_table import about_of
 from archlearn.tracing.example_inputs import ExampleInputs
+from archlearn.tracing.fx_utils import size_of
 from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.shape_guards import untraced
@@ -20,6 +21,7 @@ from archlearn.tracing.shape_guards import untraced
 _PRODUCTS = (torch.matmul, operator.matmul, "matmul", torch.mm, "mm")
 _LAST_WITH_FIRST = [(one, two) for one in ([-1], (-1,)) for two in ([0], (0,))]
 _ZEROS_LIKE = torch.zeros_like  # another stands in its place while a model is traced
+_CREATIONS: dict[Any, str] = {torch.zeros: "new_zeros", torch.ones: "new_ones"}
 _NEAR = 1e-12  # of numbers around one, in double precision: rounding
 
 
@@ -58,6 +60,19 @@ def read_shapes_(graph: fx.Graph) -> None:
                 shape = graph.call_function(getattr, (other, "shape"))
             node.target, node.kwargs = str(node.target).removesuffix("_as"), {}
             node.args = (source, shape)
+
+
+def read_creations_(graph: fx.Graph) -> None:
+    """Write `torch.zeros(2, x.size(1))` as `x.new_zeros(...)`, which has channels where x has."""
+    for node in graph.nodes:
+        sizes: Any = node.args[0] if len(node.args) == 1 else node.args
+        if node.target not in _CREATIONS or not isinstance(sizes, tuple | list):
+            continue
+        holders = [found[0] for found in map(size_of, sizes) if found is not None]
+        if holders and set(node.kwargs) <= {"dtype", "device"}:
+            dtype = node.kwargs.get("dtype") or torch.get_default_dtype()
+            node.op, node.target = "call_method", _CREATIONS[node.target]
+            node.args, node.kwargs = (holders[-1], tuple(sizes)), {**node.kwargs, "dtype": dtype}
 
 
 def read_layers_(graph: fx.Graph, net: nn.Module) -> None:

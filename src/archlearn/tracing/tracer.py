@@ -35,6 +35,7 @@ from archlearn.tracing.output_types import construction_of
 from archlearn.tracing.plain_calls import (
     find_gelu,
     join_cleared_parts_,
+    read_creations_,
     read_layers_,
     read_shapes_,
 )
@@ -123,6 +124,7 @@ class ArchTracer(fx.Tracer):
             if (node.op == "get_attr" or node.target == "mean") and not node.users:
                 graph.erase_node(node)
         read_shapes_(graph)
+        read_creations_(graph)
         join_cleared_parts_(graph)
         read_layers_(graph, root)
         return graph

@@ -97,11 +97,11 @@ def pad(step: OpCall) -> Any:
     x, amounts, mode, value = _pad_arguments(step)
     dims = varying(x.ids)
     padded = {x.ids.dim() - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
-    if any(amount < 0 for amount in amounts) or len(dims) > 1:
+    if len(dims) > 1:
         return opaque(step)
     if not padded & set(dims or [min(1, x.ids.dim() - 1)]):
         return _pad_space(step, x, mode, value, dims)
-    if padded != set(dims) or mode != "constant":
+    if padded != set(dims) or mode != "constant" or min(amounts) < 0:
         return opaque(step)
     return _pad_channels(step, x, amounts, value, dims[0])
 
