@@ -168,7 +168,7 @@ def _call_on(step: OpCall, view: Callable[[Labels], Tensor]) -> Any:
     args, kwargs = map_leaves(swap, step.args), map_leaves(swap, step.kwargs)
     try:
         return step.call(args, kwargs)
-    except (RuntimeError, NotImplementedError):  # some kernels know no integers
+    except (RuntimeError, NotImplementedError):  # no integers, or no view of repeated labels
         args, kwargs = map_leaves(_as_double, args), map_leaves(_as_double, kwargs)
         return tree_map(
             lambda leaf: leaf.long() if isinstance(leaf, Tensor) else leaf, step.call(args, kwargs)
@@ -176,7 +176,7 @@ def _call_on(step: OpCall, view: Callable[[Labels], Tensor]) -> Any:
 
 
 def _as_double(leaf: Any) -> Any:
-    return leaf.double() if isinstance(leaf, Tensor) else leaf
+    return leaf.double().contiguous() if isinstance(leaf, Tensor) else leaf
 
 
 def _zip_labels(ids: Any, state: Any) -> Any:
