@@ -133,9 +133,9 @@ F.binary_cross_entropy_with_logits Tensor.bool torch.broadcast_tensors torch.buc
 math.ceil torch.column_stack torch.concatenate Tensor.copy_ torch.cosh F.cosine_embedding_loss
 F.cosine_similarity torch.cosine_similarity nn.CosineSimilarity torch.count_nonzero torch.cross
 F.cross_entropy torch.cummax torch.cummin torch.diag torch.diag_embed Tensor.diagonal torch.diagonal
-torch.diff Tensor.dot torch.dot torch.dstack torch.embedding nn.EmbeddingBag torch.empty_like
+torch.complex torch.diff Tensor.dot torch.dot torch.dstack torch.embedding torch.empty_like
 Tensor.eq operator.eq torch.eq math.exp torch.feature_dropout Tensor.fill_ torch.finfo torch.fliplr
-torch.flipud math.floor torch.floor_divide F.fold nn.Fold torch.frac torch.full_like Tensor.ge
+torch.flipud math.floor torch.floor_divide F.fold nn.Fold torch.frac Tensor.ge
 operator.ge torch.ge torch.greater F.grid_sample nn.GRUCell Tensor.gt operator.gt torch.gt
 torch.fft.fft torch.fft.fft2 torch.fft.fftn torch.fft.ifft torch.fft.ifft2 torch.fft.ifftn
 torch.fft.irfft torch.fft.irfft2 torch.fft.irfftn torch.fft.rfft torch.fft.rfft2 torch.fft.rfftn
@@ -273,7 +273,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "torch.hypot",
         "torch.atan2",
         "torch.fmod",
-        "torch.remainder",
+        "torch.remainder Tensor.remainder",
         "operator.floordiv operator.ifloordiv",
         "torch.lerp Tensor.lerp Tensor.lerp_",
         "torch.addcmul Tensor.addcmul Tensor.addcmul_",
@@ -283,6 +283,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
     _op("torch.masked_fill Tensor.masked_fill Tensor.masked_fill_", "elementwise.where"),
     _op("torch.zeros_like", "elementwise.like"),
     _op("torch.ones_like", "elementwise.like"),
+    _op("torch.full_like", "elementwise.like"),
     # Reshaping, joining and indexing: the same is done to labels.
     *_alike(
         "reshape.move",
@@ -381,6 +382,8 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "torch.linspace",
         "torch.eye",
         "torch.tensor",
+        "torch.tril_indices",
+        "torch.triu_indices",
     ),
     *_alike(CREATE, "torch.empty", unsaved="it holds whatever was in memory"),
     # Pooling, interpolation and reductions.
@@ -435,6 +438,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
     _op("nn.GroupNorm F.group_norm torch.group_norm", "normalization.group_norm"),
     _op("F.normalize", "normalization.unit_length"),
     _op("nn.Embedding F.embedding", "reshape.embedding"),
+    _op("nn.EmbeddingBag F.embedding_bag", "reshape.embedding"),
     *_alike(
         "normalization.local_response",
         "nn.LocalResponseNorm F.local_response_norm",

@@ -64,6 +64,14 @@ EXACT: dict[str, Aggregate] = {
     "gather": gathered,
     "index_add": lambda x, start, end: torch.zeros_like(x).index_add(0, end, x[start]),
     "index_add into what is there": lambda x, start, end: x.index_add(0, end, x[start]),
+    "rows and all channels": lambda x, start, end: torch.zeros_like(x).index_add(
+        0, end, x[start, :]
+    ),
+    "places of two dimensions": lambda x, start, end: (
+        x.view(1, -1, 8)[torch.zeros_like(start), start].index_select(0, end % 3).sum(0)
+    ),
+    "behind an ellipsis": lambda x, start, end: x.t()[..., start].t().amax(0) + x,
+    "in the middle": lambda x, start, end: x.view(1, -1, 8)[0, start, None].sum((0, 1)),
     "a mask": lambda x, start, end: x[start[: x.size(0)] > 0].sum(0),
 }
 
@@ -93,6 +101,10 @@ REFUSED: dict[str, tuple[Aggregate, str]] = {
     "channels themselves": (
         lambda x, start, end: x.index_select(1, start % 8)[:, :8],
         r"read by index_select\(\)",
+    ),
+    "half of the channels": (
+        lambda x, start, end: x[start[: len(x)], :4].repeat(1, 2),
+        r"read by getitem",
     ),
 }
 

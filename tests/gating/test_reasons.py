@@ -219,7 +219,7 @@ class Gated(nn.Module):
         return self.head(F.silu(self.gate(x)) + self.mix(F.relu(self.first(x))))
 
     def mix(self, x: Tensor) -> Tensor:
-        return torch.einsum("...i,ij->...j", x, self.mixing)
+        return torch.einsum("...i,ij,j->...j", x, self.mixing, self.mixing[0])
 
 
 def test_channels_that_meet_unknown_ones_are_told_which() -> None:

@@ -203,8 +203,8 @@ def test_products_written_by_hand_are_to_become_layers() -> None:
             self.into, self.out = nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(4, 2))
 
         def forward(self, x: Tensor) -> Tensor:
-            hidden = torch.relu(torch.einsum("...i,ij->...j", x, self.into))
-            return torch.einsum("...i,ij->...j", hidden, self.out)
+            hidden = torch.relu(torch.einsum("ni,ij->jn", x, self.into).T)
+            return torch.einsum("ni,ij->jn", hidden, self.out).T
 
     with pytest.raises(al.InputError, match=r"unless a product by hand does .* an nn.Linear"):
         al.add_gates(Product(), torch.ones(2, 3))

@@ -374,3 +374,36 @@ def test_a_norm_that_carries_a_branchs_gate_counts_and_averages_as_it_did(
     assert seen == [True] * 6
     own, other = (m.first[1].state_dict() for m in (model, net))
     assert all(torch.equal(own[key], other[key]) for key in other)
+
+
+class Mixing(nn.Module):
+    """A block of which nothing but the whole can be learnt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(F.softmax(self.inner(x), -1))
+
+
+@pytest.mark.parametrize(("n_blocks", "share"), [(1, "30%"), (3, "60%")])
+def test_a_model_with_gates_of_branches_alone_is_learnt(n_blocks: int, share: str) -> None:
+    """Also once `shrink_` has left all of them out and no gate acts any more."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*[Mixing() for _ in range(n_blocks)], nn.Linear(WIDTH, 3))
+    model = al.add_gates(net, draw(0)[0])
+    weights = torch.optim.SGD(al.weights(model), lr=0.01)
+    gates = al.GateOptimizer(model, 60, budget={"multiply_adds": share})
+    n_shrunk = 0
+    for step in range(60):
+        model(draw(step)[0]).square().mean().backward()
+        for each in (weights, gates):
+            each.step()
+            each.zero_grad()
+        if gates.can_shrink():
+            al.shrink_(model, weights, gates)
+            n_shrunk += 1
+    assert n_shrunk
+    most = al.count_costs(net, draw(0)[0]).multiply_adds * float(share.rstrip("%")) / 100
+    assert al.count_costs(al.compact(model)).multiply_adds <= most

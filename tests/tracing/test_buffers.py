@@ -76,3 +76,33 @@ def test_a_buffer_that_the_first_call_registers_is_named_with_what_to_do() -> No
     net = nn.Sequential(nn.Linear(4, 6), _RegistersLate(), nn.ReLU(), nn.Linear(6, 2))
     with pytest.raises(al.TracingError, match=r"register '1.scale' in __init__, not in forward"):
         al.add_gates(net, torch.randn(3, 4))
+
+
+class _SetsMean(Base):
+    """SwinIR's way to have the mean of an image where the image is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.table = self.table.type_as(x)
+        x = x - self.table
+        return self.both(x if x.shape[1] == 4 else x[:, :4])
+
+
+def test_shapes_are_known_behind_a_buffer_that_forward_sets() -> None:
+    net = _SetsMean()
+    model = al.add_gates(net, X)
+    torch.testing.assert_close(model(X), net(X))
+
+
+class _Windows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n_batch = int(x.shape[0] / 1.0)
+        return self.last(self.act(self.first(x))).view(n_batch, -1)
+
+
+def test_a_size_of_the_batch_that_int_rounds_is_named_with_what_to_do() -> None:
+    with pytest.raises(al.TracingError, match=r"write int\(a / b\) as a // b"):
+        al.add_gates(_Windows(), X)

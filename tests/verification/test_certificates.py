@@ -325,3 +325,22 @@ def test_a_certificate_that_can_see_nothing_says_so(caplog: pytest.LogCaptureFix
     nn.init.zeros_(net[2].weight)
     al.compact(al.add_gates(net, x))
     assert "returns the same for all inputs" in caplog.text
+
+
+class _AddsMessages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        counts = torch.zeros(x.size(0)).index_add(0, torch.arange(x.size(0)), x.sum(1))
+        return self.last(x) + counts.unsqueeze(1)
+
+
+def test_tensors_of_the_default_precision_are_made_in_double() -> None:
+    """`index_add`, unlike a sum, takes no two precisions."""
+    model = al.add_gates(_AddsMessages(), X)
+    with torch.no_grad():
+        al.width_gates(model)["first"][[1, 3]] = 0.0
+    assert al.compact(model).certificate.difference_float64 < 1e-12

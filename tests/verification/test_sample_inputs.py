@@ -163,11 +163,11 @@ def test_a_difference_at_other_sizes_only_does_not_count() -> None:
 def test_a_model_gets_its_own_numbers_back() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     before = {name: (tensor, tensor.data_ptr()) for name, tensor in model.state_dict().items()}
-    held = model[0].weight
+    held, x = model[0].weight, torch.randn(3, 2)
     with exchanging(to_float64(model)):
         assert held.dtype is model[1].running_mean.dtype is torch.float64
     with pytest.raises(RuntimeError, match="dtype"), exchanging(to_float64(model)):
-        model(torch.randn(3, 2))
+        model(x)
     assert held is model[0].weight
     for name, tensor in model.state_dict().items():
         assert tensor.data_ptr() == before[name][1]

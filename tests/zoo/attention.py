@@ -235,7 +235,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         TOKENS,
-        (7,),
+        (5, 7, 8),
         (7,),
     ),
     kind(

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tests.zoo.kinds import Kind, Net, batch, kind, parts
-from tests.zoo.layers import conv
+from tests.zoo.layers import conv, linear
 
 IMAGE = batch(3, 4, 4)
 
@@ -58,14 +58,99 @@ class Sliced(Borrowing):
         return y.unflatten(2, x.shape[2:])[:, : x.shape[1]]
 
 
+class ClassToken(Net):
+    """CLIP's way to repeat a token for each image: it is added to zeros."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        zeros = torch.zeros(x.shape[0], 1, x.shape[-1], dtype=x.dtype, device=x.device)
+        x = torch.cat([self.token + zeros, x], dim=1)
+        return self.head(x + torch.relu(self.second(x)))
+
+
+class SummedIntoZeros(Net):
+    """Sums over parts, as in the layers of a graph network."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x.flatten(0, 1)))
+        parts = torch.arange(x.size(0)) % 3
+        summed = torch.zeros(3, x.size(1), dtype=x.dtype).index_add(0, parts, x)
+        count = torch.ones(3, 1, dtype=x.dtype)
+        return self.head(torch.relu(self.second(x + (summed / count)[parts])))
+
+
+class StateOfZeros(Net):
+    """A recurrent cell by hand: its state begins with zeros, and is as wide as the cell says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.zeros(x.size(0), 5, dtype=x.dtype)
+        carried = x.new_zeros(x.size(0), 7)
+        for time in range(3):
+            state = torch.tanh(self.first(torch.cat([x[:, time], state], 1)))
+            carried = torch.relu(self.second(state)) + carried
+        return self.head(carried)
+
+
+class StateOfSize(Net):
+    """A scan over time, with two numbers for each channel (Mamba)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        n, length, width = x.shape
+        state = torch.zeros(n, width, 2, dtype=x.dtype)
+        rates = torch.exp(-x.unsqueeze(-1) * torch.exp(self.rate))
+        for time in range(length):
+            state = rates[:, time] * state + x[:, time].unsqueeze(-1) * self.inner[None, None]
+        return self.head(state.sum(-1))
+
+
 def _kind(cls: type[Net]) -> Kind:
     made = parts(cls, first=conv(3, 5), second=conv(5, 5, 1), head=conv(5, 4, 1))
     return kind(f"borrowed_shape_{cls.__name__.lower()}", made, IMAGE, (5,))
 
 
-KINDS: tuple[Kind, ...] = tuple(
-    _kind(cls)
-    for cls in (
-        Borrowing, WholeShape, WholeSize, Spread, Joined, AsAnother, Counted, Sliced,
-    )
+KINDS: tuple[Kind, ...] = (
+    *(
+        _kind(cls)
+        for cls in (
+            Borrowing, WholeShape, WholeSize, Spread, Joined, AsAnother, Counted, Sliced,
+        )
+    ),
+    kind(
+        "class_token",
+        parts(
+            ClassToken,
+            first=linear(6, 5),
+            token=lambda: torch.nn.Parameter(torch.rand(5)),
+            second=linear(5, 5),
+            head=linear(5, 3),
+        ),
+        batch(3, 6),
+        (5,),
+    ),
+    kind(
+        "summed_into_zeros",
+        parts(SummedIntoZeros, first=linear(6, 5), second=linear(5, 7), head=linear(7, 3)),
+        batch(3, 6),
+        (5, 7),
+        (7,),
+    ),
+    kind(
+        "state_of_zeros",
+        parts(StateOfZeros, first=linear(11, 5), second=linear(5, 7), head=linear(7, 3)),
+        batch(3, 6),
+        (5, 7),
+    ),
+    kind(
+        "state_of_size",
+        parts(
+            StateOfSize,
+            first=linear(6, 5),
+            rate=lambda: torch.nn.Parameter(torch.rand(5, 2)),
+            inner=lambda: torch.nn.Parameter(torch.rand(2)),
+            head=linear(5, 3),
+        ),
+        batch(3, 6),
+        (5,),
+    ),
 )  # fmt: skip

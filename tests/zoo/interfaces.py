@@ -85,6 +85,16 @@ class Embedded(Net):
         return self.head(F.relu(self.second(F.relu(self.first(x)))))
 
 
+class Bagged(Net):
+    """Embeddings that are averaged as they are looked up, with weights of samples elsewhere."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        scale = tokens.to(x.dtype) / 9
+        x = x + F.embedding_bag(tokens, self.embedding.weight, mode="sum", per_sample_weights=scale)
+        return self.head(F.relu(self.second(F.relu(self.first(x)))))
+
+
 class Nested(Net):
     """Submodules in lists and dicts, called in a loop."""
 
@@ -155,6 +165,19 @@ KINDS: tuple[Kind, ...] = (
         parts(
             Embedded,
             embedding=lambda: nn.Embedding(9, 6),
+            first=linear(6, 5),
+            second=linear(5, 7),
+            head=linear(7, 3),
+        ),
+        lambda: torch.randint(0, 9, (4, 5)),
+        (5, 6, 7),
+        (5, 7),
+    ),
+    kind(
+        "embedding_bag",
+        parts(
+            Bagged,
+            embedding=lambda: nn.EmbeddingBag(9, 6),
             first=linear(6, 5),
             second=linear(5, 7),
             head=linear(7, 3),

@@ -65,6 +65,44 @@ class Maximum(Net):
         return self.head(x)
 
 
+class MaxFeatureMap(Net):
+    """LightCNN's activation: the larger of two halves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.max(*self.first(x).split(5, 1))
+        x, y = self.second(x).chunk(2, 1)
+        return self.head(x.min(y))
+
+
+class PairwiseDots(Net):
+    """DLRM: features of each kind, and the products of every two of them."""
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        rows = torch.stack([x, self.one(tokens[:, 0]), self.two(tokens[:, :2])], 1)
+        dots = torch.bmm(rows, rows.transpose(1, 2))
+        one, two = torch.triu_indices(3, 3, 1)
+        return self.head(torch.cat([x, dots[:, one, two]], 1))
+
+
+class CrossedFeatures(Net):
+    """xDeepFM: all products of two kinds of features, mixed at each place of their embeddings."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        y = F.relu(self.mix(x))
+        z = x.unsqueeze(2) * y.unsqueeze(1)
+        return self.head(F.relu(self.second(z.view(-1, 21, z.shape[-1]))).sum(2))
+
+
+class OuterProduct(Net):
+    """Every channel of one tensor times every one of another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, y = F.relu(self.first(x)), F.relu(self.second(x))
+        return self.head((x.unsqueeze(2) * y.unsqueeze(1)).view(-1, 35, 8, 8))
+
+
 class Stack(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.stack([F.relu(self.first(x)), F.relu(self.second(x))]).sum(0)
@@ -161,6 +199,43 @@ KINDS: tuple[Kind, ...] = (
         parts(Maximum, first=conv(3, 5), second=conv(3, 5), head=conv(5, 4)),
         IMAGE,
         (5,),
+    ),
+    kind(
+        "max_feature_map",
+        parts(MaxFeatureMap, first=conv(3, 10), second=conv(5, 14), head=conv(7, 4)),
+        IMAGE,
+        (5, 7),
+    ),
+    kind(
+        "pairwise_dots",
+        parts(
+            PairwiseDots,
+            first=linear(6, 5),
+            one=lambda: torch.nn.Embedding(9, 5),
+            two=lambda: torch.nn.EmbeddingBag(8, 5),
+            head=linear(8, 4),
+        ),
+        lambda: (torch.randn(4, 6), torch.randint(0, 8, (4, 3))),
+        (5,),
+    ),
+    kind(
+        "crossed_features",
+        parts(
+            CrossedFeatures,
+            first=linear(6, 5),
+            mix=lambda: torch.nn.Conv1d(3, 7, 1),
+            second=lambda: torch.nn.Conv1d(21, 8, 1),
+            head=linear(8, 4),
+        ),
+        batch(3, 6),
+        (7, 8),
+    ),
+    kind(
+        "outer_product",
+        parts(OuterProduct, first=conv(3, 5), second=conv(3, 7), head=conv(35, 4, 1)),
+        IMAGE,
+        (7,),
+        note="the wider one's channels pass; of the other one all stay",
     ),
     kind(
         "stack_then_sum",

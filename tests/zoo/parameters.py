@@ -98,6 +98,19 @@ class Buffered(Net):
         return self.head(F.relu(self.second(x)))
 
 
+class OwnProducts(Net):
+    """Products with matrices of the model's own, in the ways of graphs and tables."""
+
+    def __init__(self, **factories: nn.Module | nn.Parameter | int) -> None:
+        super().__init__(**factories)
+        self.register_buffer("basis", torch.rand(5, 5) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(torch.mm(x, self.first).mm(self.basis))
+        x = torch.relu(x.mm(self.second.T))
+        return torch.tensordot(x, self.head, dims=([-1], [0]))
+
+
 def tied() -> nn.Module:
     """Return two layers of one shape that hold the same weight."""
     first, second = nn.Linear(5, 5), nn.Linear(5, 5)
@@ -217,6 +230,17 @@ KINDS: tuple[Kind, ...] = (
         (5,),
     ),
     kind("weights_tied", tied, VECTOR, (5,)),
+    kind(
+        "products_of_ones_own",
+        parts(
+            OwnProducts,
+            first=_parameter(6, 5),
+            second=_parameter(7, 5),
+            head=_parameter(7, 3),
+        ),
+        VECTOR,
+        (5, 7),
+    ),
     kind("weights_tied_transposed", autoencoder, VECTOR, (5, 7), (7,)),
     kind(
         "siamese",

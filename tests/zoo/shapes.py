@@ -49,6 +49,15 @@ class Pad(Net):
         return self.head(x)
 
 
+class PadAndCrop(Net):
+    """Each row moves down by one, and the last falls out (the token shift of RWKV)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        x = F.relu(self.second(x + F.pad(x, (0, 0, 1, -1))))
+        return self.head(self.shift(x))
+
+
 class PadConstant(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = F.pad(F.relu(self.first(x)), (1, 1, 1, 1), value=0.7)
@@ -148,6 +157,18 @@ KINDS: tuple[Kind, ...] = (
             first=conv(3, 5),
             second=lambda: nn.Conv2d(5, 7, 3),
             head=lambda: nn.Conv2d(7, 4, 3),
+        ),
+        IMAGE,
+        (5, 7),
+    ),
+    kind(
+        "pad_and_crop",
+        parts(
+            PadAndCrop,
+            first=conv(3, 5),
+            second=conv(5, 7),
+            shift=lambda: nn.ZeroPad2d((0, 0, 1, -1)),
+            head=conv(7, 4),
         ),
         IMAGE,
         (5, 7),

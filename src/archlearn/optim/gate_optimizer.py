@@ -288,7 +288,8 @@ class GateOptimizer(torch.optim.Optimizer):
                 "channels were cut out of the model by a shrink_ that was not given this "
                 "GateOptimizer; give it all optimisers: archlearn.shrink_(model, optimizer, gates)"
             )
-        if group["frozen"]:
+        is_spent = not (self._cost.n_width or self._cost.n_depth) and bool(self._left_out.all())
+        if group["frozen"] or is_spent:
             return
         if self._rates is not None and self._rates.device != gates[0].device:
             self._follow_branches_()
@@ -392,7 +393,8 @@ class GateOptimizer(torch.optim.Optimizer):
         n_left = self.schedule.cuts - self._container.n_shrinks
         if n_left <= 0:
             return False
-        gone = torch.cat(list(self.closed_for_good().values())).double()
+        none = self._container.group_of_gate[:0].bool()  # there may be branches alone
+        gone = torch.cat([none, *self.closed_for_good().values()]).double()
         states = torch.stack([torch.ones_like(gone), 1.0 - gone])
         others = gone.new_zeros(2, self._cost.n_depth + self._cost.n_branches)
         branches = torch.stack([self._left_out, self._find_closed()[1]])

@@ -142,7 +142,7 @@ def rank_gates(earned: Tensor, cost: Tensor, is_kept: Tensor, holds: Holds, stay
     ratio[:n_width] = _join_blocks(ratio[:n_width], block, sizes)
     is_rest = sizes < step
     ratio[:n_width].masked_fill_(is_rest & holds.is_cut[group], -torch.inf)
-    if len(inner):
+    if inner.numel():
         # The best channel inside is the last to go, and the branch goes with it.
         best = torch.where(inner, ratio[:n_width], -torch.inf).amax(1)
         best = torch.where(inner.any(1), best, torch.inf)

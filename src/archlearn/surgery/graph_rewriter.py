@@ -30,7 +30,7 @@ from archlearn.surgery.reshape_rewriter import Cuts, Move, rewrite_move
 from archlearn.surgery.special_layers import SpecialCall
 from archlearn.tracing.block_hooks import MARKS, erase_marks_of_
 from archlearn.tracing.example_inputs import CHECKS, check_argument
-from archlearn.tracing.fx_utils import call_node, leaves_of, source_of
+from archlearn.tracing.fx_utils import call_node, leaves_of, size_of, source_of
 from archlearn.tracing.shape_guards import topic_of
 
 _COUNTS = ("numel", "nelement")
@@ -163,9 +163,10 @@ class Rewriter:
         return self.selected[key]
 
     def _is_indexed(self, old: fx.Node) -> bool:
-        """Return whether a call is x[index] with a tensor as index, which no channel lies along."""
-        index = old.args[1] if old.target is operator.getitem else None
-        return isinstance(index, fx.Node) and isinstance(self.values[index.name], Labels)
+        """Return whether a call is x[index] with a tensor in the index: no channel lies along."""
+        index = leaves_of(old.args[1]) if old.target is operator.getitem else []
+        nodes = [part for part in index if isinstance(part, fx.Node)]
+        return any(isinstance(self.values[part.name], Labels) for part in nodes)
 
     def _is_looked_at(self, old: fx.Node, node: fx.Node) -> bool:
         """Return whether what stays of a tensor must be known: something moves or measures it."""
@@ -348,7 +349,7 @@ class Rewriter:
         now: Any = self.narrowed.get(node)
         if isinstance(was, Labels) or was == now:
             return node
-        if _is_size(old) and isinstance(was, int):
+        if size_of(old) and isinstance(was, int):
             return was
         with user.graph.inserting_before(user):
             if name_of(old) in _COUNTS:
@@ -416,15 +417,6 @@ def _is_same(found: Any, expected: Any) -> bool:
     return len(one) == len(two) and all(
         isinstance(a, Tensor) and torch.equal(a, b) for a, b in zip(one, two, strict=True)
     )
-
-
-def _is_size(old: fx.Node) -> bool:
-    """Return whether a node is one size of a tensor."""
-    if old.target == "size":
-        return len(old.args) + len(old.kwargs) > 1
-    holder = old.args[0] if old.args else None
-    is_pick = old.target is operator.getitem and isinstance(old.args[1], int)
-    return is_pick and isinstance(holder, fx.Node) and _is_shape(holder)
 
 
 def _is_shape(old: fx.Node) -> bool:

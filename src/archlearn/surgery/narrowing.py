@@ -133,7 +133,7 @@ def update_sizes_(net: nn.Module) -> None:
             module.hidden_size = n_rows // {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
             module.proj_size = module.proj_size and len(find_tensor(module, "weight_hr_l0"))
             module.flatten_parameters()
-        elif isinstance(module, nn.Embedding):
+        elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.embedding_dim = module.weight.shape[1]
         elif (spec := spec_of_class(type(module))) is not None and spec.sized_by:
             tensors = [getattr(module, name, None) for name in ("weight", "running_mean")]

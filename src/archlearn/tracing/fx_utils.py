@@ -98,6 +98,20 @@ def _splits(node: fx.Node) -> bool:
     return is_call and node.target in ("split", "chunk", torch.split, torch.chunk)
 
 
+def size_of(node: Any) -> tuple[Any, int] | None:
+    """Return the tensor and the dimension of which a value is the size, as it is written."""
+    if not isinstance(node, fx.Node):
+        return None
+    holder, dim = [*node.args, *node.kwargs.values(), None, None][:2]
+    if node.target is operator.getitem and isinstance(holder, fx.Node):
+        is_shape = holder.target is getattr and holder.args[1] == "shape"
+        is_size = holder.target == "size" and len(holder.all_input_nodes) == len(holder.args)
+        holder = holder.args[0] if is_shape or is_size else None
+    elif node.target != "size":
+        return None
+    return (holder, dim) if isinstance(holder, fx.Node) and isinstance(dim, int) else None
+
+
 def leaves_of(tree: Any) -> list[Any]:
     """Return the leaves of nested tuples, lists, dicts and slices."""
     leaves: list[Any] = []

@@ -13,12 +13,15 @@ from archlearn.module_utils import find_tensor, has_hooks, list_tensors, unnotic
 from archlearn.nn.functional import linear_by_columns
 from archlearn.op_table import about_of
 from archlearn.tracing.example_inputs import ExampleInputs
+from archlearn.tracing.fx_utils import size_of
 from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.shape_guards import untraced
 
-_PRODUCTS = (torch.matmul, operator.matmul, "matmul")
+_PRODUCTS = (torch.matmul, operator.matmul, "matmul", torch.mm, "mm")
+_LAST_WITH_FIRST = [(one, two) for one in ([-1], (-1,)) for two in ([0], (0,))]
 _ZEROS_LIKE = torch.zeros_like  # another stands in its place while a model is traced
+_CREATIONS: dict[Any, str] = {torch.zeros: "new_zeros", torch.ones: "new_ones"}
 _NEAR = 1e-12  # of numbers around one, in double precision: rounding
 
 
@@ -59,24 +62,55 @@ def read_shapes_(graph: fx.Graph) -> None:
             node.args = (source, shape)
 
 
-def read_layers_(graph: fx.Graph, net: nn.Module) -> None:
-    """Write `x @ w`, `x @ w.T` and `F.linear(x, w.T)`, of a parameter w, as linear layers."""
+def read_creations_(graph: fx.Graph) -> None:
+    """Write `torch.zeros(2, x.size(1))` as `x.new_zeros(...)`, which has channels where x has."""
     for node in graph.nodes:
-        is_linear = node.target is F.linear
-        is_known = is_linear or (node.target in _PRODUCTS and not node.kwargs)
-        if not is_known or len(node.args) < 2:
+        sizes: Any = node.args[0] if len(node.args) == 1 else node.args
+        if node.target not in _CREATIONS or not isinstance(sizes, tuple | list):
             continue
-        x, factor, *bias = node.args
+        holders = [found[0] for found in map(size_of, sizes) if found is not None]
+        if holders and set(node.kwargs) <= {"dtype", "device"}:
+            dtype = node.kwargs.get("dtype") or torch.get_default_dtype()
+            node.op, node.target = "call_method", _CREATIONS[node.target]
+            node.args, node.kwargs = (holders[-1], tuple(sizes)), {**node.kwargs, "dtype": dtype}
+
+
+def read_layers_(graph: fx.Graph, net: nn.Module) -> None:
+    """Write `x @ w`, `x @ w.T` and `F.linear(x, w.T)`, of the model's own w, as linear layers."""
+    for node in graph.nodes:
+        found = _read_product(node)
+        if found is None:
+            continue
+        (x, factor, *bias), is_linear = found
         if not isinstance(x, fx.Node) or not isinstance(factor, fx.Node) or x.op == "get_attr":
             continue
         is_turned = factor.op != "get_attr" and _is_turned(factor)
         weight = factor.all_input_nodes[0] if is_turned else factor
         tensor = find_tensor(net, str(weight.target)) if weight.op == "get_attr" else None
-        if isinstance(tensor, nn.Parameter) and tensor.dim() == 2:
-            node.op, node.args = "call_function", (x, weight, *bias)
+        if tensor is not None and tensor.is_floating_point() and tensor.dim() == 2:
+            node.op, node.args, node.kwargs = "call_function", (x, weight, *bias), {}
             node.target = F.linear if is_turned != is_linear else linear_by_columns
             if not factor.users:
                 graph.erase_node(factor)
+
+
+def _read_product(node: fx.Node) -> tuple[Sequence[Any], bool] | None:
+    """Return what a product reads, and whether the second factor has a row for each output."""
+    args = node.args
+    if node.target is F.linear:
+        return (args, True) if len(args) > 1 else None
+    if node.target in _PRODUCTS:
+        return (args, False) if len(args) > 1 and not node.kwargs else None
+    if node.target is torch.tensordot:
+        dims: Any = node.kwargs.get("dims", [*args, None, None][2])
+        return (args[:2], False) if dims == 1 or dims in _LAST_WITH_FIRST else None
+    if node.target is torch.einsum and len(args) == 3 and isinstance(args[0], str):
+        left, _, out = args[0].replace(" ", "").partition("->")
+        one, _, two = left.partition(",")
+        for is_turned, pair in ((False, two), (True, two[::-1])):  # b n d, d e -> b n e
+            if len(set(pair)) == 2 == len(two) and one[-1:] + out == pair[0] + one[:-1] + pair[1]:
+                return args[1:], is_turned
+    return None
 
 
 def _is_turned(node: fx.Node) -> bool:

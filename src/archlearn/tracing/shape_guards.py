@@ -333,7 +333,8 @@ class ExampleRuns:
             except Exception:  # such a batch does not exist for this model
                 continue
             if read(found) != read(value):
-                return Answer(refusal="the answer depends on the size of the batch")
+                hint = "; write int(a / b) as a // b" if what == "number" else ""
+                return Answer(refusal=f"the answer depends on the size of the batch{hint}")
         return Answer(value)
 
 
@@ -348,6 +349,8 @@ class _Run:
         self.net, self.inputs, self._on_meta = net, inputs, on_meta
         self._on_meta_device: dict[str, nn.Module] = {}
         self.values: dict[fx.Node, Any] = {}
+        # As they are now: `forward` may set one to what a call returns.
+        self._held = dict(net.named_buffers(remove_duplicate=False))
         self._buffers: dict[str, Any] = {}
         self._last: fx.Node | None = None
         self._given: Iterator[Any] = iter(())
@@ -412,7 +415,8 @@ class _Run:
     def _read(self, target: str) -> Any:
         """Return a parameter, or this run's own copy of a buffer: calls may count in it."""
         if target not in self._buffers:
-            value = operator.attrgetter(target)(self.net)
+            value = self._held.get(target)
+            value = operator.attrgetter(target)(self.net) if value is None else value
             is_buffer = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
             if self._on_meta and isinstance(value, Tensor):
                 self._buffers[target] = value.detach().to("meta")

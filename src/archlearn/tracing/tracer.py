@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
 from archlearn.module_utils import find_module
@@ -41,6 +41,7 @@ from archlearn.tracing.output_types import construction_of
 from archlearn.tracing.plain_calls import (
     find_gelu,
     join_cleared_parts_,
+    read_creations_,
     read_layers_,
     read_shapes_,
 )
@@ -67,6 +68,10 @@ from archlearn.tracing.transformer_blocks import (
 )
 
 Leaf = str | type[nn.Module]
+_OF_TWO: dict[Any, Any] = {
+    **dict.fromkeys((torch.max, "max"), torch.maximum),
+    **dict.fromkeys((torch.min, "min"), torch.minimum),
+}
 _EMPTY, _ZEROS = torch.empty, torch.zeros  # while a model is traced, torch has others
 
 
@@ -125,6 +130,7 @@ class ArchTracer(fx.Tracer):
             if (node.op == "get_attr" or node.target == "mean") and not node.users:
                 graph.erase_node(node)
         read_shapes_(graph)
+        read_creations_(graph)
         join_cleared_parts_(graph)
         read_layers_(graph, root)
         return graph
@@ -184,6 +190,9 @@ class ArchTracer(fx.Tracer):
             return target(*args, **kwargs)
         if target is _EMPTY:  # no file may show what was in memory
             target, kwargs = _ZEROS, {k: v for k, v in kwargs.items() if k != "memory_format"}
+        two = _OF_TWO.get(target)
+        if two is not None and len(args) == 2 and all(map(self._is_tensor, args)):
+            return super().create_proxy("call_function", two, args, kwargs)
         if target is F.linear and (parts := _split_linear(args, kwargs)) is not None:
             x, weight, bias = parts
             product = super().create_proxy("call_function", F.linear, (x, weight), {})
@@ -268,6 +277,12 @@ class ArchTracer(fx.Tracer):
             return type(proxy)
         answer = self._runs.answer(node, "class", self._find_live)
         return type(proxy) if answer.refusal else type(answer.value)
+
+    def _is_tensor(self, value: Any) -> bool:
+        is_traced = isinstance(value, fx.Proxy)
+        return is_traced and (
+            value.node.op == "get_attr" or issubclass(self.class_of(value), Tensor)
+        )
 
     def note_proxy(self, proxy: fx.Proxy) -> None:
         """Remember a traced value for as long as anybody holds it."""

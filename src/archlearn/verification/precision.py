@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from archlearn.module_utils import EXCHANGES_UNDER_WAY, tensors_of
 
@@ -48,7 +49,8 @@ _CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloa
 class _Widening(TorchFunctionMode):
     """Lets `x.float()` and `dtype=torch.float32` mean double, also in a model that is in double.
 
-    Norms of transformers are written so: what they round is no difference between two models.
+    Norms of transformers are written so: what they round is no difference between two models. And
+    so does `torch.zeros(n)`, into which a graph's messages are added.
     """
 
     def __init__(self, dtypes: frozenset[torch.dtype]) -> None:
@@ -61,7 +63,12 @@ class _Widening(TorchFunctionMode):
         if args and _CASTS.get(getattr(func, "__name__", "")) in self.dtypes:
             return args[0].to(torch.float64)
         widened = [self._widen(value) for value in args]
-        return func(*widened, **{key: self._widen(value) for key, value in (kwargs or {}).items()})
+        named = {key: self._widen(value) for key, value in (kwargs or {}).items()}
+        out = func(*widened, **named)
+        if isinstance(out, Tensor) and out.dtype in self.dtypes:
+            is_new = not any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, named)))
+            return out.to(torch.float64) if is_new else out
+        return out
 
     def _widen(self, value: Any) -> Any:
         is_own = isinstance(value, torch.dtype) and value in self.dtypes

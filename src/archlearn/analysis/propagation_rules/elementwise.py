@@ -14,6 +14,7 @@ from archlearn.analysis.channel_labels import (
     UNKNOWN,
     ZERO,
     Labels,
+    along,
     pointwise,
     replaced,
     varying,
@@ -24,6 +25,7 @@ from archlearn.errors import with_article
 from archlearn.module_utils import find_module
 from archlearn.nn.tristate_activation import TriState
 from archlearn.op_table import ACTIVATE, spec_of_class
+from archlearn.tracing.fx_utils import size_of
 
 StateRule = Callable[[list[Tensor]], Tensor]
 
@@ -103,10 +105,11 @@ def where(step: OpCall) -> Any:
 
 
 def like(step: OpCall) -> Any:
-    """Zeros or ones in the shape of a tensor."""
-    if not step.labels or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
+    """Zeros or ones in the shape of a tensor, or another number."""
+    if len(step.labels) != 1 or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
         return opaque(step)
-    state = ZERO if "zeros" in step.name else CONSTANT
+    is_zero = "zeros" in step.name or step.argument(1, "fill_value") == 0
+    state = ZERO if is_zero else CONSTANT
     return Labels(step.x.ids, torch.tensor(state).expand(step.x.shape))
 
 
@@ -118,19 +121,30 @@ def create(step: OpCall) -> Any:
 def new(step: OpCall) -> Any:
     """`x.new_zeros(sizes)`: channels where x has them, if the sizes are those of x there.
 
-    Whatever is made of zeros may lose any of them; with x's channels it can be added to x.
+    Whatever is made of zeros may lose any of them; with x's channels it can be added to x. One size
+    that is a literal, beside others of x, is that of channels which zeros begin (ConvLSTM).
     """
     x, dims = step.x, varying(step.x.ids)
-    if not isinstance(step.out, Tensor) or step.out.dim() != x.ids.dim():
+    if not isinstance(step.out, Tensor):
         return fixed_out(step.out)
-    shape = step.out.shape
-    if not dims or any(shape[dim] != x.shape[dim] for dim in dims):
-        return fixed_out(step.out)
-    ids = where_varying(x.ids)
-    if ids.numel() == 0:
-        return fixed_out(step.out)
+    shape, own = step.out.shape, where_varying(x.ids)
     state = {"new_zeros": ZERO, "new_ones": CONSTANT}.get(step.name, UNKNOWN)
-    return Labels(ids.expand(shape), torch.tensor(state).expand(shape))
+    given: Any = step.node.args[1:]
+    sizes: Any = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
+    sizes = sizes if len(sizes) == len(shape) else ()
+    known = [size_of(size) or (None, 0) for size in sizes]
+    holder, n = step.node.args[0], x.ids.dim()
+    of_x = [i for i, (of, dim) in enumerate(known) if of is holder and dim % n in dims]
+    literals = [i for i, size in enumerate(sizes) if isinstance(size, int) and size > 1]
+    if len(dims) == len(of_x) == 1:
+        ids, place = own.reshape(-1), of_x[0]
+    elif len(shape) == n and dims and own.numel() and all(shape[d] == x.shape[d] for d in dims):
+        return Labels(own.expand(shape), torch.tensor(state).expand(shape))
+    elif state == ZERO and len(literals) == 1 < len(sizes):
+        ids, place = step.constraints.new_atoms(shape[literals[0]]), literals[0]
+    else:
+        return fixed_out(step.out)
+    return along(ids, torch.full_like(ids, state), shape, place)
 
 
 def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> Any:
@@ -142,7 +156,12 @@ def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> 
     dims = sorted({dim for ids in spread for dim in varying(ids)})
     firm = [_is_firm(labels, shape, dims) for labels in step.labels]
     if not any(firm):
-        return opaque(step)
+        passing = _find_passing(step)
+        if passing is None:
+            return opaque(step)
+        firm[passing] = True
+        fixed = torch.tensor(FIXED).expand(shape)
+        spread = [ids if place == passing else fixed for place, ids in enumerate(spread)]
     has_channels = [bool((labels.ids != FIXED).any()) for labels in step.labels]
     if not ties_fixed and any(map(operator.and_, firm, has_channels)):
         firm = list(map(operator.and_, firm, has_channels))
@@ -170,6 +189,19 @@ def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> 
             states[index] = torch.tensor(UNKNOWN)
     state = pointwise(lambda *each: state_rule(list(each)), *states)
     return Labels(base, state.broadcast_to(shape))
+
+
+def _find_passing(step: OpCall) -> int | None:
+    """Return which of two tensors keeps its channels apart in an outer product: the wider one.
+
+    Those of the other stay. In a network that shrinks it goes on as it began.
+    """
+    found = [place for place, labels in enumerate(step.labels) if varying(labels.ids)]
+    if len(found) != 2:
+        return None
+    one, two = (where_varying(step.labels[place].ids).numel() for place in found)
+    is_first = step.constraints.whole_groups.setdefault(step.node.name, one >= two)
+    return found[0] if is_first else found[1]
 
 
 def _is_firm(labels: Labels, shape: torch.Size, dims: list[int]) -> bool:

@@ -116,6 +116,10 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
     elif grid is not None and {grid[0]} not in along_letters:
         along_letters = [found - {grid[0]} for found in along_letters]
     passing = _find_passing(factors, along_letters, out)
+    shared = set.intersection(*along_letters) - set(out)
+    if len(shared) == 1 and not all(passing in letters for _, letters in factors):
+        # Features of a DLRM: rows of several layers, each with each. The same of each row goes.
+        along_letters, passing = [shared, shared], ""
     if passing:
         return _pass(step, whole, factors, passing, (out, shape))
     summed = set[str]().union(*along_letters)

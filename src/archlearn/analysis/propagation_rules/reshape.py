@@ -55,7 +55,10 @@ def pick(step: OpCall) -> Any:
     """Index a tuple, a list, a dict, a size or a tensor."""
     holder = step.args[0]
     if isinstance(holder, Labels):
-        return take(step) if isinstance(step.args[1], Labels) else move(step)
+        if isinstance(step.args[1], Labels):
+            return take(step)
+        is_indexed = any(isinstance(leaf, Labels) for leaf in leaves_of(step.args[1]))
+        return take_places(step) if is_indexed else move(step)
     return holder[step.args[1]]
 
 
@@ -94,11 +97,11 @@ def pad(step: OpCall) -> Any:
     x, amounts, mode, value = _pad_arguments(step)
     dims = varying(x.ids)
     padded = {x.ids.dim() - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
-    if any(amount < 0 for amount in amounts) or len(dims) > 1:
+    if len(dims) > 1:
         return opaque(step)
     if not padded & set(dims or [min(1, x.ids.dim() - 1)]):
         return _pad_space(step, x, mode, value, dims)
-    if padded != set(dims) or mode != "constant":
+    if padded != set(dims) or mode != "constant" or min(amounts) < 0:
         return opaque(step)
     return _pad_channels(step, x, amounts, value, dims[0])
 
@@ -165,7 +168,7 @@ def _call_on(step: OpCall, view: Callable[[Labels], Tensor]) -> Any:
     args, kwargs = map_leaves(swap, step.args), map_leaves(swap, step.kwargs)
     try:
         return step.call(args, kwargs)
-    except (RuntimeError, NotImplementedError):  # some kernels know no integers
+    except (RuntimeError, NotImplementedError):  # no integers, or no view of repeated labels
         args, kwargs = map_leaves(_as_double, args), map_leaves(_as_double, kwargs)
         return tree_map(
             lambda leaf: leaf.long() if isinstance(leaf, Tensor) else leaf, step.call(args, kwargs)
@@ -173,7 +176,7 @@ def _call_on(step: OpCall, view: Callable[[Labels], Tensor]) -> Any:
 
 
 def _as_double(leaf: Any) -> Any:
-    return leaf.double() if isinstance(leaf, Tensor) else leaf
+    return leaf.double().contiguous() if isinstance(leaf, Tensor) else leaf
 
 
 def _zip_labels(ids: Any, state: Any) -> Any:
@@ -245,6 +248,36 @@ def take(step: OpCall) -> Any:
     return _spread(found, step.out)
 
 
+def take_places(step: OpCall) -> Any:
+    """`x[rows, index]` and `x[:, :, index]`: places are picked, and channels lie along others.
+
+    What else stands in the index must leave channels whole, so that fewer are picked alike.
+    """
+    x, index = step.args[0], step.real_args[1]
+    picked, n_dims = list[int](), x.ids.dim()
+    taking = [part for part in index if part is not None and part is not ...]
+    places = iter([*range(n_dims)])
+    for part in index:
+        if part is ...:
+            places = iter([*places][n_dims - len(taking) :])
+        elif part is not None:
+            dim = next(places)
+            if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
+                return opaque(step)
+            if isinstance(part, Tensor):
+                picked.append(dim)
+            elif part != slice(None) and dim in varying(x.ids):
+                return opaque(step)
+    if x.ids.numel() == 0 or (x.name is None and set(picked) & set(varying(x.ids))):
+        return opaque(step)
+    found = x
+    for dim in picked:
+        step.constraints.tie(found.ids.narrow(dim, 0, 1).expand_as(found.ids), found.ids)
+        found = _at_one_place(found, dim)
+    ids, state = (part.expand(x.shape)[index] for part in (found.ids, found.state))
+    return Labels(ids, state)
+
+
 def assign(step: OpCall) -> Any:
     """`x[index] = value`: what has no channels, such as a mask, has none behind it; others stay."""
     text = f"items of it are set at {source_of(step.node)}"
@@ -296,15 +329,19 @@ def _tie_index(step: OpCall, index: Labels, dim: int, read: Labels) -> None:
 
 
 def embedding(step: OpCall) -> Any:
-    """`nn.Embedding` and `F.embedding` with a plain table."""
+    """`nn.Embedding`, `nn.EmbeddingBag` and their functions with a plain table."""
     name: str | None = f"{step.node.target}.weight"
     if not step.is_module:
         weight = step.argument(1, "weight")
         name = weight.name if isinstance(weight, Labels) else None
-    if (
-        name is None or step.option(3, "max_norm") is not None
-    ):  # rows that are too long are scaled as a whole
+    # Rows that are too long are scaled as a whole; weights of samples may have channels.
+    is_plain = step.option(3, "max_norm") is None
+    if name is None or not is_plain or any(_has_channels(labels) for labels in step.labels):
         return opaque(step)
     ids = step.constraints.dim(name, 1)
     unknown = torch.tensor(UNKNOWN).expand(len(ids))
     return along(ids, unknown, step.out.shape, step.out.dim() - 1)
+
+
+def _has_channels(labels: Labels) -> bool:
+    return labels.name is None and bool((labels.ids != FIXED).any())
