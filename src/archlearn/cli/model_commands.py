@@ -47,6 +47,7 @@ def inspect_command(
         outputs: Number of classes, or of numbers to predict.
         skip_broken: Leave broken images out, naming each, instead of stopping.
     """
+    from archlearn.cli.display import fold_lines
     from archlearn.training.initial_model import run_once
     from archlearn.training.objectives import in_format_of
     from archlearn.training.run_directory import read_run_settings
@@ -55,6 +56,11 @@ def inspect_command(
     if (Path(model) / CONFIG).is_file():
         settings = read_run_settings(Path(model))
         model, dataset = settings.model, al.training.load_dataset(settings, no_progress)
+    elif os.sep in model and not Path(model).exists() and ":" not in model:
+        raise SettingsError(
+            f"there is neither a run's folder {model!r} nor a model of that name; give a run's "
+            "folder, a built-in network or package.module:function"
+        )
     elif Path(model).exists() and os.sep in model:
         raise SettingsError(
             f"{model} holds no run; inspect takes a run's folder, a built-in network or "
@@ -74,7 +80,8 @@ def inspect_command(
         run_once(network, example, model)
     except InputError as error:
         raise InputError(f"{error}; choose another with --shape, or take it from --data") from error
-    sys.stdout.write(f"{al.inspect(network, example)}\n")
+    table = str(al.inspect(network, example))
+    sys.stdout.write(f"{fold_lines(table, is_terminal=sys.stdout.isatty())}\n")
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

@@ -310,7 +310,10 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
         return value
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            raise SettingsError(f"{name!r} must be a list of texts, but {value!r} was given")
+            written = f'; write ["{value}"]' if isinstance(value, str) else ""
+            raise SettingsError(
+                f"{name!r} must be a list of texts, but {value!r} was given{written}"
+            )
         return tuple(check_value(name, item, str) for item in cast("list[object]", value))
     if hint is float and type(value) is int and abs(value) < 2**1000:
         return float(value)
