@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 
 import archlearn as al
 from archlearn.costs import CostName
-from archlearn.data.file_cache import CONFIG, no_progress
+from archlearn.data.file_cache import CONFIG, SPEED, no_progress
 from archlearn.errors import InputError, SettingsError
 from archlearn.training.settings import RunSettings
 
@@ -180,6 +180,9 @@ def evaluate_command(
     if data is None and not target.is_dir():
         raise SettingsError(f"say what to measure {target} on: --data mnist")
     settings = read_run_settings(target) if target.is_dir() else RunSettings()
+    is_timed = speed and target.is_dir() and data is None
+    if is_timed:
+        _check_times_can_be_kept(target)
     asked = replace(
         settings,
         data=data or settings.data,
@@ -197,7 +200,7 @@ def evaluate_command(
     objective = al.training.objective_of(dataset)
     score = al.training.evaluate(network, getattr(dataset, split), objective)
     sys.stdout.write(f"{_say_score(score)}\n")
-    if speed and target.is_dir() and data is None:
+    if is_timed:
         from archlearn.training.finalize import measure_run
 
         (before, after), speeds, first = measure_run(target, network, asked, dataset, split)
@@ -212,6 +215,19 @@ def evaluate_command(
         sys.stdout.write("".join(f"{row}\n" for row in speeds))
         if (target / REPORT).is_file():
             al.reporting.write_report([target], target / REPORT)
+
+
+def _check_times_can_be_kept(run: Path) -> None:
+    from archlearn.training.run_directory import check_writable
+
+    try:
+        check_writable(run / SPEED)
+    except SettingsError as error:
+        why = getattr(error.__cause__, "strerror", "it is a folder")
+        raise SettingsError(
+            f"cannot keep the times in {run / SPEED} ({why}); make it writable, or leave them out: "
+            "--no-speed"
+        ) from error
 
 
 def _say_score(score: "Score") -> str:
