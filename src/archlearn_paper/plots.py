@@ -310,27 +310,8 @@ def draw_table_2(derived: FigureNumbers) -> Figure:
     return figure
 
 
-def draw_frontier(derived: FigureNumbers) -> Figure:
-    """Draw the curve of each kind of price, its seeds as a band, and the paper's points."""
-    figure, (axes,) = new_panels(1, height=3.8)
-    points, paper = derived["points"], derived["paper"]
-    for place, price in enumerate(dict.fromkeys(point["price"] for point in points)):
-        curve = [point for point in points if point["price"] == price]
-        curve.sort(key=lambda point: point["parameters"]["mean"])
-        x = [point["parameters"]["mean"] for point in curve]
-        spreads = [point["accuracy"] for point in curve]
-        draw_spreads(axes, x, spreads, place, f"ours, price on {price}", markersize=5)
-    _mark_points_(axes, paper)
-    counts = [point["parameters"]["mean"] for point in points]
-    _finish_(axes, counts + [p["parameters"] for p in paper])
-    return figure
-
-
 def _mark_points_(axes: Axes, paper: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the paper's networks and their names, most of them above their points.
-
-    Below are those of SVD, and AL3's, above which the curves of the frontier pass.
-    """
+    """Draw the paper's networks and their names, below the points of SVD and AL3."""
     mark_paper(axes, [p["parameters"] for p in paper], [p["accuracy"] for p in paper])
     for point in paper:
         place = (5, -11) if point["row"].startswith(("SVD", "AL3")) else (5, 4)
@@ -347,36 +328,35 @@ def _finish_(axes: Axes, counts: Sequence[float]) -> None:
 
 
 _LEARNT, _WHOLE = "AL-", "reference"
-_BELOW = ("AL-fc",)
-"""Names that are written below their marks, since AL-conv-fc is about as large."""
+_BELOW = ("AL-conv", "AL-fc", "AL-all")
 
 
 def draw_table_4(derived: FigureNumbers) -> Figure:
-    """Draw what was learnt, what the compared methods made, and the references.
+    """Draw a series for each method over the sizes, and a line where the reference is.
 
-    The paper's networks were trained on ImageNet: their accuracies have no place here.
+    Names stand beside what was learnt and beside the rows that the paper has of other methods. The
+    paper's own networks were trained on ImageNet: their accuracies have no place here.
     """
-    figure, (axes,) = new_panels(1, height=3.4)
-    rows = derived["rows"]
-    kinds = {
-        "learnt (AL)": [row for row in rows if row.startswith(_LEARNT)],
-        "compared methods": [r for r in rows if not r.startswith((_LEARNT, _WHOLE))],
-        "reference": [row for row in rows if row.startswith(_WHOLE)],
-    }
-    for place, (label, names) in enumerate(kinds.items()):
+    figure, (axes,) = new_panels(1, height=3.8)
+    rows = {name: row for name, row in derived["rows"].items() if not name.startswith(_WHOLE)}
+    methods: dict[str, list[str]] = {"learnt (AL)": [], "the paper's other methods": []}
+    for name in rows:
+        method, _, share = name.partition(", ")
+        own = "learnt (AL)" if name.startswith(_LEARNT) else "the paper's other methods"
+        methods.setdefault(method if share else own, []).append(name)
+    for place, (label, names) in enumerate(methods.items()):
         draw_marks(axes, [rows[name] for name in names], place, label)
-        for name in names:
+        for name in names if ", " not in names[0] else ():
             x, y = rows[name]["parameters"]["mean"], rows[name]["accuracy"]["mean"]
-            # Names of large networks would leave the picture on the right.
-            left = x > 3e7
-            side = "right" if left else "left"
-            place_of_name = (-6 if left else 6, -12 if name in _BELOW else 4)
-            write_beside(axes, x, y, name, xytext=place_of_name, horizontalalignment=side)
+            write_beside(axes, x, y, name, xytext=(6, -12 if name in _BELOW else 4))
+    for name, row in derived["rows"].items():
+        if name.startswith(_WHOLE):
+            axes.axhline(row["accuracy"]["mean"], color=MUTED.light, linewidth=0.8, zorder=0)
     axes.set_xscale("log")
     tick_logarithmic_(axes.xaxis, [row["parameters"]["mean"] for row in rows.values()])
-    axes.margins(x=0.12, y=0.14)
+    axes.margins(x=0.16, y=0.1)
     name_axes(axes, "parameters (logarithmic)", "accuracy on Tiny-ImageNet, %")
-    add_legend(axes, loc="lower center")
+    add_legend(axes, loc="lower right", title="lines: the reference, and trained further")
     return figure
 
 
@@ -480,7 +460,6 @@ DRAWINGS = {
     "table-4": draw_table_4,
     "figure-4": draw_figure_4,
     "properties": draw_properties,
-    "frontier": draw_frontier,
 }
 
 

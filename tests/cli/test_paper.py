@@ -20,7 +20,7 @@ def test_experiments_are_listed_with_a_line_each(tmp_path: Path) -> None:
     assert code == 0
     lines = dict(line.split(maxsplit=1) for line in output.splitlines())
     assert {"table-1", "table-2", "table-3", "figure-3a", "figure-3b"} <= set(lines)
-    assert {"properties", "frontier"} <= set(lines)
+    assert {"properties", "ablation"} <= set(lines)
     assert lines["table-3"].startswith("20-50-(75 x n)-10: the depth that is learnt from 6 to 15")
     assert all(" min on an H200)" in line for line in lines.values())
 
@@ -121,9 +121,9 @@ def test_a_page_that_cannot_be_made_is_named_and_the_others_go_on(tmp_path: Path
     words = ["paper", "--all", "--quick", "--data", "diabetes", "--out", "r"]
     code, output = run_here(words, tmp_path)
     assert code == 1
-    assert "page 9 of 10: frontier" in output
+    assert "page 8 of 9: ablation" in output
     assert "table-4 was left out: it needs --images" in output
-    assert "frontier, compare-lenet-diabetes could not be made" in output
+    assert "ablation, compare-lenet-diabetes could not be made" in output
 
 
 @pytest.mark.parametrize(("quick", "n_threads"), [(True, 1), (False, 2)])

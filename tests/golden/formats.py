@@ -47,7 +47,7 @@ def close_some_(model: nn.Module) -> None:
 
 def list_keys() -> dict[str, str]:
     """Return the run keys of some typical runs."""
-    works: list[Any] = list(find_experiment("frontier").stages[0](FULL, []))[:3]
+    works: list[Any] = list(find_experiment("figure-3a").stages[0](FULL, []))[:3]
     settings = works[0].settings
     holder = Holder(given=Given(widths={"fc1": 3}, linear=("fc2",)), first=1.0, last=2.5)
     works.append(Run(row="given", settings=settings, after_epoch=holder, finish_compact=True))

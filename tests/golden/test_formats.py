@@ -45,9 +45,9 @@ def test_a_file_of_an_older_format_is_migrated(monkeypatch: pytest.MonkeyPatch) 
     assert nn.ReLU not in kinds
 
 
-def test_the_runs_of_the_frontier_are_among_the_results() -> None:
-    results = json.loads((Path(__file__).parents[2] / "results" / "frontier.json").read_text())
-    assert {run_key(work) for work in find_experiment("frontier").stages[0](FULL, [])} <= {
+def test_the_runs_of_figure_3b_are_among_the_results() -> None:
+    results = json.loads((Path(__file__).parents[2] / "results" / "figure-3b.json").read_text())
+    assert {run_key(work) for work in find_experiment("figure-3b").stages[0](FULL, [])} <= {
         row["asked"] for row in results["rows"]
     }
 

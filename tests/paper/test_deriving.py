@@ -15,7 +15,6 @@ from archlearn_paper.experiments import (
     ablation,
     figure_3a,
     figure_3b,
-    frontier,
     properties,
     table_1,
     table_2,
@@ -28,7 +27,6 @@ from tests.paper.making import make_row
 ABLATION = ablation.EXPERIMENT
 FIGURE_3A = figure_3a.EXPERIMENT
 FIGURE_3B = figure_3b.EXPERIMENT
-FRONTIER = frontier.EXPERIMENT
 PROPERTIES = properties.EXPERIMENT
 TABLE_1 = table_1.EXPERIMENT
 TABLE_2 = table_2.EXPERIMENT
@@ -324,22 +322,6 @@ def test_figure_3a_looks_at_all_layers_and_at_the_third_one() -> None:
 def test_gates_that_never_decide_take_the_whole_run() -> None:
     assert figure_3a.find_decided([0, 10, 20], [0.4, 0.01, 0.3]) == 20
     assert figure_3a.find_decided([0, 10, 20], [0.4, 0.01, 0.01]) == 10
-
-
-def test_frontier_finds_the_smallest_network_that_is_good() -> None:
-    rows = [
-        make_row("λ3 0.00025 by neurons", 0, parameters=30_000, test_accuracy=0.9940),
-        make_row("λ3 0.00025 by neurons", 1, parameters=30_000, test_accuracy=0.9936),
-        make_row("λ3 0.0004 by neurons", 0, parameters=12_000, test_accuracy=0.9931),
-        make_row("λ3 0.0004 by neurons", 1, parameters=10_000, test_accuracy=0.9927),
-    ]
-    derived = FRONTIER.derive(rows)
-    assert derived["smallest_good_run"]["parameters"] == 12_000
-    checks = FRONTIER.check(derived)
-    assert find(checks, "AL3 is below").met
-    assert find(checks, "AL3 is below").measured == "11,000 parameters"
-    # 99.29 less 0.02 is not 99.3
-    assert find(checks, "baseline").measured == "30,000 parameters"
 
 
 def test_properties_sum_up_removals_and_gaps() -> None:

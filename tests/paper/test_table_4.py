@@ -1,4 +1,4 @@
-"""The CaffeNet case study: who is chosen, what is stated, and the whole of it on few images."""
+"""The CaffeNet case study: what is stated, and the whole of it on few images."""
 
 import io
 from dataclasses import replace
@@ -29,26 +29,6 @@ ROWS = [
     "Adaptive Fastfood 16",
     *(f"{name}, {share} %" for share in (20, 32, 78) for name in RIVALS),
 ]
-
-
-def candidate(row: str, parameters: int, validation: float, test: float = 0.5) -> Row:
-    return make_row(row, parameters=parameters, validation_accuracy=validation, test_accuracy=test)
-
-
-def test_of_earlier_prices_the_most_accurate_that_is_small_enough_is_chosen() -> None:
-    rows = [
-        candidate("reference", 1000, 0.5),
-        candidate("AL-fc at 0.1", 400, 0.500, test=0.9),
-        candidate("AL-fc at 0.2", 300, 0.491),
-        candidate("AL-fc at 0.4", 200, 0.480, test=0.9),
-        candidate("AL-all at 0.1", 250, 0.6),
-        candidate("AL-all at 0.2", 240, 0.5),
-        candidate("svd, 20 %", 200, 0.5),
-    ]
-    chosen = table_4.choose_all(rows)
-    assert {name: row.parameters for name, row in chosen.items()} == {
-        "reference": 1000, "AL-fc": 300, "AL-all": 250, "svd, 20 %": 200,
-    }  # fmt: skip
 
 
 def test_budgets_are_what_must_be_shown() -> None:
@@ -86,10 +66,7 @@ def find_lost(
         rows.append(make_row("reference", seed, parameters=1000, test_accuracy=whole - 0.004))
         name = "reference, trained further"
         rows.append(make_row(name, seed, parameters=1000, test_accuracy=whole))
-        rows += [
-            make_row(f"{row} at 0.1", seed, parameters=parameters, test_accuracy=part)
-            for row in SHARES
-        ]
+        rows += [make_row(row, seed, parameters=parameters, test_accuracy=part) for row in SHARES]
     return table_4.EXPERIMENT.check(table_4.EXPERIMENT.derive(rows))
 
 
@@ -114,7 +91,7 @@ def test_an_error_too_wide_or_a_single_run_shows_nothing(
 
 
 def test_tables_state_the_paper_beside_ours() -> None:
-    rows = [candidate("reference", 1000, 0.5), candidate("SVD-quarter-F", 420, 0.5)]
+    rows = [make_row("reference", parameters=1000), make_row("SVD-quarter-F", parameters=420)]
     table, *_ = table_4.EXPERIMENT.tabulate(table_4.EXPERIMENT.derive(rows))
     line = next(row for row in table.rows if row[0] == "SVD-quarter-F")
     assert line[1:4] == ("25.6", "56.19", "58")

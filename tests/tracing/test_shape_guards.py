@@ -178,6 +178,47 @@ def test_what_may_change_is_refused(kind: type[nn.Module], why: str) -> None:
         al.add_gates(kind(), torch.randn(4, 8, 8))
 
 
+SEEN: list[str] = []
+
+
+class Noting(nn.Module):
+    """Notes where the tensors are that it is called with, and may need their numbers."""
+
+    def __init__(self, *, by_numpy: bool) -> None:
+        super().__init__()
+        self.by_numpy = by_numpy
+
+    def forward(self, x: Tensor) -> Tensor:
+        SEEN.append(x.device.type)
+        return torch.from_numpy(2 * x.detach().numpy()) if self.by_numpy else 2 * x
+
+
+class BehindALeaf(Base):
+    def __init__(self, *, by_numpy: bool, by_batch: bool) -> None:
+        super().__init__()
+        self.noting, self.by_batch = Noting(by_numpy=by_numpy), by_batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.noting(x)
+        if y.shape[0 if self.by_batch else -1] > 3:
+            y = 3 * y
+        return self.both(y[:, None])
+
+
+@pytest.mark.parametrize("by_numpy", [False, True])
+def test_batches_of_other_sizes_are_tried_without_numbers_where_that_serves(
+    *, by_numpy: bool
+) -> None:
+    x = torch.randn(4, 8, 8)
+    with pytest.raises(al.TracingError, match="depends on the size of the batch"):
+        al.add_gates(BehindALeaf(by_numpy=by_numpy, by_batch=True), x, leaves=["noting"])
+    SEEN.clear()
+    net = BehindALeaf(by_numpy=by_numpy, by_batch=False)
+    torch.testing.assert_close(al.add_gates(net, x, leaves=["noting"])(x), net(x))
+    place = SEEN.index("meta")
+    assert SEEN[place : place + 4] == (["meta", "cpu"] * 2 if by_numpy else ["meta"] * 3 + ["cpu"])
+
+
 class AsksForClasses(Base):
     """Asks for the class of a traced value in all ways but `type`."""
 

@@ -92,6 +92,8 @@ class ChannelConstraints:
     names: dict[str, str] = field(default_factory=dict)
     sharing: frozenset[str] = frozenset()
     whole_groups: dict[str, bool] = field(default_factory=dict)
+    _root: Tensor = field(default_factory=lambda: torch.arange(1))
+    _n_joined: int = 0
 
     def __post_init__(self) -> None:
         self.names = first_names(self.net)
@@ -306,22 +308,32 @@ class ChannelConstraints:
 
     def roots(self, *, with_fixed: bool = True) -> Tensor:
         """Return for each atom the smallest that it is tied to, if need be by what must stay."""
-        root = torch.arange(self.n_atoms)
-        if not self.ties:
-            return root
-        first = torch.cat([pair[0] for pair in self.ties])
-        second = torch.cat([pair[1] for pair in self.ties])
         if not with_fixed:
-            free = (first != FIXED) & (second != FIXED)
-            first, second = first[free], second[free]
-        while True:
-            low = torch.minimum(root[first], root[second])
-            high = torch.maximum(root[first], root[second])
-            lowered = root.scatter_reduce(0, high, low, "amin")
-            lowered = lowered[lowered]
-            if torch.equal(lowered, root):
-                return root
-            root = lowered
+            free = [
+                (first[is_free], second[is_free])
+                for first, second in self.ties
+                for is_free in ((first != FIXED) & (second != FIXED),)
+            ]
+            return _join(torch.arange(self.n_atoms), free)
+        fresh = torch.arange(len(self._root), self.n_atoms)
+        self._root = _join(torch.cat([self._root, fresh]), self.ties[self._n_joined :])
+        self._n_joined = len(self.ties)
+        return self._root
+
+
+def _join(root: Tensor, ties: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the smallest atom of each class; `root` has that of each class before these ties."""
+    if not ties:
+        return root
+    first, second = map(torch.cat, zip(*ties, strict=True))
+    while True:
+        low = torch.minimum(root[first], root[second])
+        high = torch.maximum(root[first], root[second])
+        lowered = root.scatter_reduce(0, high, low, "amin")
+        lowered = lowered[lowered]
+        if torch.equal(lowered, root):
+            return root
+        root = lowered
 
 
 def _as_grid(cells: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.fx.proxy import Attribute
 
-from archlearn.module_utils import evaluating, find_module, unnoticed
+from archlearn.module_utils import copy_model, evaluating, find_module, unnoticed
 from archlearn.nn.functional import with_items
 from archlearn.op_table import ATTRIBUTES, KIND, RANK, SIZES, about_of, saved_calls, works_in_place
 from archlearn.tracing.example_inputs import ExampleInputs, check_argument, check_kind, values_for
@@ -298,7 +298,13 @@ class ExampleRuns:
         self.net, self.inputs = net, inputs
         self.answers: dict[tuple[fx.Node, str], Answer] = {}
         self._run = _Run(net, inputs)
-        self._others = [_Run(net, with_rows(inputs, n)) for n in _OTHER_ROWS]
+        others = [with_rows(inputs, n) for n in _OTHER_ROWS]
+        sizes = [tensor.shape for tensor in inputs.tensors()]
+        self._others = [
+            _Run(net, other, on_meta=True)
+            for other in others
+            if [tensor.shape for tensor in other.tensors()] != sizes
+        ]
 
     def answer(self, node: fx.Node, what: str, live: Callable[[], Collection[fx.Node]]) -> Answer:
         """Return what the example inputs say, or why they must not be asked.
@@ -332,10 +338,15 @@ class ExampleRuns:
 
 
 class _Run:
-    """One run, which goes on where it stopped."""
+    """One run, which goes on where it stopped.
 
-    def __init__(self, net: nn.Module, inputs: ExampleInputs) -> None:
-        self.net, self.inputs = net, inputs
+    On the meta device it has sizes and no numbers. Where some call needs numbers, or does not know
+    that device, all is run anew with numbers.
+    """
+
+    def __init__(self, net: nn.Module, inputs: ExampleInputs, *, on_meta: bool = False) -> None:
+        self.net, self.inputs, self._on_meta = net, inputs, on_meta
+        self._on_meta_device: dict[str, nn.Module] = {}
         self.values: dict[fx.Node, Any] = {}
         self._buffers: dict[str, Any] = {}
         self._last: fx.Node | None = None
@@ -345,20 +356,30 @@ class _Run:
 
     def value_of(self, node: fx.Node) -> Any:
         """Return what a call returned, or raise what one before it did."""
-        if node not in self.values:  # run all calls that were traced since
-            if self._last is None:
-                self._given = iter(values_for(node.graph, self.inputs.copy()))
-            call = node.graph._root.next if self._last is None else self._last.next
-            while call.op != "root" and self._error is None:
-                try:
-                    self.values[call] = self._call(call)
-                    self._n_large += _is_large(self.values[call])
-                    self._last, call = call, call.next
-                except Exception as error:
-                    self._error = error
+        if node not in self.values:
+            with torch.device("meta") if self._on_meta else nullcontext():
+                self._go_on_(node.graph)
         if node not in self.values and self._error is not None:
-            raise self._error
+            if not self._on_meta:
+                raise self._error
+            self._on_meta, self._last, self._error = False, None, None
+            self.values, self._buffers, self._on_meta_device = {}, {}, {}
+            return self.value_of(node)
         return self.values[node]
+
+    def _go_on_(self, graph: fx.Graph) -> None:
+        """Run all calls that were traced since."""
+        if self._last is None:
+            inputs = self.inputs.to("meta") if self._on_meta else self.inputs.copy()
+            self._given = iter(values_for(graph, inputs))
+        call = graph._root.next if self._last is None else self._last.next
+        while call.op != "root" and self._error is None:
+            try:
+                self.values[call] = self._call(call)
+                self._n_large += _is_large(self.values[call])
+                self._last, call = call, call.next
+            except Exception as error:
+                self._error = error
 
     def forget(self, live: Callable[[], Collection[fx.Node]]) -> None:
         """Let large results go that nothing can read any more."""
@@ -375,7 +396,14 @@ class _Run:
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: self.values[n])
         if node.op != "call_module":
             return call_node(node, self.net, args, kwargs)
-        module = find_module(self.net, str(node.target))
+        name = str(node.target)
+        module = find_module(self.net, name)
+        if self._on_meta:
+            if name not in self._on_meta_device:
+                tensors = (*module.parameters(), *module.buffers())
+                memo = {id(tensor): tensor.detach().to("meta") for tensor in tensors}
+                self._on_meta_device[name] = copy_model(module, memo)
+            return self._on_meta_device[name](*args, **kwargs)
         if type(module).__module__.startswith("torch.nn."):
             return module(*args, **kwargs)
         with preserve_state(module):  # it may count its calls
@@ -386,7 +414,10 @@ class _Run:
         if target not in self._buffers:
             value = operator.attrgetter(target)(self.net)
             is_buffer = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
-            self._buffers[target] = value.clone() if is_buffer else value
+            if self._on_meta and isinstance(value, Tensor):
+                self._buffers[target] = value.detach().to("meta")
+            else:
+                self._buffers[target] = value.clone() if is_buffer else value
         return self._buffers[target]
 
 

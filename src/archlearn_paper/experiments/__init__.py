@@ -19,12 +19,11 @@ TITLES = {
     "figure-4": "trainings that Bayesian optimisation needs to match one that learns its widths",
     "table-4": "CaffeNet, pretrained, then learnt smaller; neuron pruning, SVD, Fastfood beside it",
     "ablation": "the paper's own recipe, one setting changed at a time, on two networks",
-    "frontier": "accuracy against parameters over a dozen prices, beside the paper's points",
 }
 
 GPU_MINUTES = {
     "table-1": 15, "table-2": 8, "figure-3a": 2, "figure-3b": 6, "table-3": 2, "properties": 2,
-    "figure-4": 6, "table-4": 60, "ablation": 4, "frontier": 7,
+    "figure-4": 6, "table-4": 60, "ablation": 4,
     "compare-lenet-mnist": 15, "compare-lenet-fashion-mnist": 15,
 }  # fmt: skip
 """Estimates for one H200, from the seconds that earlier runs took and how many there are now."""

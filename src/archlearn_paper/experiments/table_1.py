@@ -95,7 +95,7 @@ LINES = tuple(Table1Row(row=row, **numbers) for row, numbers in read_paper("tabl
 LEARNT = {line.row: line for line in LINES if line.budget is not None}
 
 
-def list_paper() -> list[dict[str, Any]]:
+def _list_paper() -> list[dict[str, Any]]:
     """Return the paper's networks: parameters and accuracy, the baseline's being its NN column."""
     return [
         {"row": line.row, "parameters": line.parameters, "accuracy": line.accuracy or line.scratch}
@@ -209,7 +209,7 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
             for name in LEARNT
             if name in groups and name + NN in groups
         },
-        "paper": list_paper(),
+        "paper": _list_paper(),
     }
 
 

@@ -42,6 +42,7 @@ from archlearn_paper.experiment import (
     Run,
     Scale,
     check_at_most,
+    group,
     read_paper,
     summarise_rows,
 )
@@ -305,21 +306,18 @@ def _measure_times(scale: Scale, done: FinishedRun) -> dict[str, Any]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    chosen: dict[str, list[Row]] = {}
-    for seed in dict.fromkeys(row.seed for row in rows):
-        for name, row in choose_all([row for row in rows if row.seed == seed]).items():
-            chosen.setdefault(name, []).append(row)
+    methods = group(rows)
     lost = {
-        name: compare_by_seed(chosen[_FURTHER], members)
-        for name, members in chosen.items()
-        if _FURTHER in chosen and name in (*SHARES, _REFERENCE)
+        name: compare_by_seed(methods[_FURTHER], members)
+        for name, members in methods.items()
+        if _FURTHER in methods and name in (*SHARES, _REFERENCE)
     }
     summaries = {
         name: summarise_rows(members)
         | {"measured": [row.measured for row in members], "size": describe_size(members[0])}
-        for name, members in chosen.items()
+        for name, members in methods.items()
     }
-    tried = [
+    runs = [
         {
             "row": row.row,
             "seed": row.seed,
@@ -327,35 +325,10 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
             "parameters": row.parameters,
             "validation": 100 * (row.validation_accuracy or 0.0),
             "accuracy": row.accuracy,
-            "chosen": any(row is member for member in chosen[_method_of(row)]),
         }
         for row in rows
     ]
-    return {"rows": summaries, "tried": tried, "lost": lost}
-
-
-def choose_all(rows: Sequence[Row]) -> Mapping[str, Row]:
-    """Return the row of every method, of one seed.
-
-    Earlier runs tried several prices: of those as small as was asked then, which of all layers was
-    nothing, the most accurate on the validation part counts, and where none is, the smallest.
-    """
-    methods: dict[str, list[Row]] = {}
-    for row in rows:
-        methods.setdefault(_method_of(row), []).append(row)
-    whole = methods[_REFERENCE][0].parameters
-    chosen: dict[str, Row] = {}
-    for name, tried in methods.items():
-        share = SHARES.get(name, 100) if name != _ALL else 100
-        fitting = [row for row in tried if row.parameters <= share * whole / 100]
-        best = max(fitting, key=lambda row: row.validation_accuracy or 0.0, default=None)
-        chosen[name] = best or min(tried, key=lambda row: row.parameters)
-    return chosen
-
-
-def _method_of(row: Row) -> str:
-    """Return the method of a row, without the price that earlier runs name."""
-    return row.row.partition(" at ")[0]
+    return {"rows": summaries, "runs": runs, "lost": lost}
 
 
 def _check(derived: Derived) -> list[Check]:
@@ -410,11 +383,7 @@ def _tabulate(derived: Derived) -> list[ResultTable]:
             "Architectures learnt (table 5)",
         ),
         make_table(times, _TIMES, "A forward pass, timed side by side with the reference"),
-        make_table(
-            derived["tried"],
-            _TRIED,
-            "All runs; of earlier ones at several prices one was chosen on the validation part",
-        ),
+        make_table(derived["runs"], _RUNS, "All runs"),
     ]
 
 
@@ -443,14 +412,13 @@ _TIMES: list[Column] = [
     ("ratio of times", "{found[ratio]:.2f}"),
     ("ratio of multiply-adds", "{ratio:.2f}"),
 ]
-_TRIED: list[Column] = [
+_RUNS: list[Column] = [
     ("run", "{row}"),
     ("seed", "{seed}"),
     ("architecture", "{architecture}"),
     ("parameters", "{parameters:,}"),
     ("validation %", "{validation:.2f}"),
     ("test %", "{accuracy:.2f}"),
-    ("chosen", lambda run: "yes" if run["chosen"] else ""),
 ]
 
 
