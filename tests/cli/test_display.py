@@ -79,17 +79,19 @@ def test_a_long_row_of_inspect_is_folded_on_a_terminal_and_whole_in_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    row_ = "conv1  relu  64  depth: 'conv2' pads by (1, 1), so the merged layer would differ"
+    row_ = "layer1.0.conv1  relu  64  depth: 'conv2' pads by (1, 1), so the layer would differ"
     assert fold_lines(row_, is_terminal=False) == row_
     folded = fold_lines(f"{row_}\nshort", is_terminal=True).splitlines()
+    assert folded[0] == "layer1.0.conv1  relu  64"
     assert [line.startswith("    ") for line in folded] == [False, True, True, False]
     assert max(map(len, folded)) <= 40
     assert " ".join(" ".join(folded).split()) == f"{' '.join(row_.split())} short"
 
 
 def test_a_network_whose_layers_all_merged_is_told_by_more_than_its_outputs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     learn = "learn --model mlp:30-20 --data digits --epochs 6 --depth-share 100 --width-cost 1"
     exit_code([*learn.split(), "--threads", "1", "--out", str(tmp_path / "a")])
     shown = capsys.readouterr().out

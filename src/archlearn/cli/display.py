@@ -61,6 +61,7 @@ def show_downloads() -> Generator[DownloadProgress]:
 
 _LONGEST_LINE = 160  # of an architecture; of more layers their number is said
 _MOST_NAMES = 4
+_LEAST_CELLS = 20  # characters before the last cell of a row that is broken there
 
 
 @contextmanager
@@ -299,17 +300,30 @@ def fold_lines(text: str, *, is_terminal: bool) -> str:
 
     What goes into a file or a pipe keeps one line a row.
     """
-    return _fold(text, "    ") if is_terminal else text
+    return fold(text, shutil.get_terminal_size().columns, indent="    ") if is_terminal else text
 
 
-def _fold(text: str, indent: str = " " * 9) -> str:
-    width = shutil.get_terminal_size().columns
-    return "\n".join(
-        part
-        for line in text.splitlines()
-        for part in textwrap.wrap(
-            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+def _fold(text: str) -> str:
+    return fold(text, shutil.get_terminal_size().columns, indent=" " * 9)
+
+
+def fold(text: str, width: int, indent: str) -> str:
+    """Return lines broken at a width, in front of the last cell of a table's row, or at words.
+
+    What follows a break is indented.
+    """
+    return "\n".join(part for line in text.splitlines() for part in _fold_line(line, width, indent))
+
+
+def _fold_line(line: str, width: int, indent: str) -> list[str]:
+    cells, gap, last = line.rpartition("  ")
+    is_row = len(line) > width and gap and len(cells) > _LEAST_CELLS
+    whole, rest = ([cells.rstrip()], indent + last) if is_row else ([], line)
+    return whole + (
+        textwrap.wrap(
+            rest, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         )
+        or [""]
     )
 
 

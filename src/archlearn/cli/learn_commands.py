@@ -287,7 +287,7 @@ def sweep(
         sys.stdout.flush()
 
     n_at_a_time = min(jobs, len(runs))
-    sys.stdout.write(f"{out}: runs to make or to keep: {len(runs)}, {n_at_a_time} at a time\n")
+    sys.stdout.write(f"{out}: {len(runs)} runs, {n_at_a_time} at a time; finished ones are kept\n")
     sys.stdout.flush()
     run_sweep(runs, jobs, say, on_ray=ray)
     points = summarise(runs)
