@@ -1,9 +1,9 @@
 """Run the blocks of code on the tutorial pages and write down what they print.
 
 `python -m benchmarks.tutorials [FILES]` rewrites each ```text block that follows a block of code,
-and puts the pictures that a page draws into `docs/figures`. Pages that need weights or data which
-the package does not fetch find them in the folder FILES; where they are not, the page is left as it
-is.
+folded to the width of a page, and puts the pictures that a page draws into `docs/figures`. Pages
+that need weights or data which the package does not fetch find them in the folder FILES; where they
+are not, the page is left as it is.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from archlearn.cli.display import fold
 from benchmarks.torchvision_import import import_models
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -31,6 +32,7 @@ NEEDED = {
     "tutorial-resnet.md": ("resnet20.safetensors",),
     "tutorial-transformer.md": ("minilm", "sst2"),
 }
+_WIDTH = 80  # of a block on a page
 _BLOCK = re.compile(r"^```python\n(.*?)^```$(\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 
 
@@ -49,7 +51,7 @@ def run_page(text: str) -> str:
         if found[2] is None:
             return found[0]
         said = "\n".join(line.rstrip() for line in printed.getvalue().rstrip().splitlines())
-        return f"```python\n{found[1]}```\n\n```text\n{said}\n```"
+        return f"```python\n{found[1]}```\n\n```text\n{fold(said, _WIDTH, indent='    ')}\n```"
 
     return _BLOCK.sub(run, text)
 

@@ -115,12 +115,13 @@ def matrix(rows: list[Row], names: list[str]) -> str:
     commits = ", ".join(sorted({str(row["commit"]) for row in ours.values()}))
     lines = [
         "# Which models",
-        "Small configurations of real models, measured by `make zoo` at " + commits + ": gates are "
-        "added, half of every group is closed, and the compact model is compared with the gated "
-        "one in float64. Exact: they differ by at most 1e-10 of the largest output. Below widths, "
-        "depth (layers that may merge) and branches (blocks that may go as a whole) stands in how "
-        "many of the exact models they can be learnt; “–” where no row says so yet. "
-        "`results/zoo.md` has each model; `al.inspect(net, x)` says the same of yours.",
+        "Is your model followed, and is the compact model exact? Here are small configurations of "
+        "real models with half of every group of channels closed; exact means that compact and "
+        "gated model differ by at most 1e-10 of the largest output in float64. The columns widths, "
+        "depth (layers that may merge) and branches (blocks that may go as a whole) count the "
+        "exact models in which these can be learnt; “–”: not counted yet. `al.inspect(net, x)` "
+        "says the same of your model.",
+        "Measured by `make zoo` at " + commits + "; `results/zoo.md` has each model.",
         f"| models of | measured | exact | {' | '.join(_LEARNT)} | refused or failed |\n"
         f"|---|--:|--:|{'--:|' * len(_LEARNT)}---|",
     ]

@@ -100,6 +100,19 @@ def test_speed_is_measured_beside_the_first_network_and_shown_by_the_report(
     assert not (run_folder / "speed.json").exists()
 
 
+def test_times_that_cannot_be_kept_are_refused_before_they_are_measured(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_folder / "speed.json").unlink(missing_ok=True)
+    (run_folder / "speed.json").mkdir()
+    assert exit_code(["evaluate", str(run_folder)]) == 1
+    (run_folder / "speed.json").rmdir()
+    said = capsys.readouterr()
+    assert "cannot keep the times" in said.err
+    assert "or leave them out: --no-speed" in said.err
+    assert said.out == ""
+
+
 @pytest.mark.slow
 def test_before_is_measured_on_the_same_part_and_the_report_keeps_that_of_test_data(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -258,7 +271,7 @@ def test_terminal_shows_a_live_picture(tmp_path: Path) -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
     assert process.returncode == 0, text
     assert "epoch 3/3" in text
-    assert " allowed" in text
+    assert re.search(r"[\d.]+k?/[\d.]+k? multiply-adds", text)
     assert "layers.0" in text
     assert "left" in text
     assert b"\x1b[" in shown

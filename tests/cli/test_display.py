@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from archlearn.cli.display import PlainDisplay, in_a_line, show_downloads
+from archlearn.cli.display import PlainDisplay, fold_lines, in_a_line, show_downloads
 from archlearn.training.callbacks import EpochEnd
 from tests.cli.commands import exit_code
 
@@ -28,8 +28,7 @@ def row(**more: Any) -> dict[str, Any]:
     ("numbers", "said"),
     [
         (row(), "100 parameters  left 0:05"),
-        (row(widths={"a": 3, "b": 4}), "3-4  100 parameters, gates 0.250 from 0 or 1  left 0:05"),
-        (row(widths=dict.fromkeys(range(99), 64)), "100 parameters, gates 0.250"),
+        (row(widths={"a": 3, "b": 4}), "100 parameters, gates 0.250 from 0 or 1  left 0:05"),
         (
             row(
                 widths={"a": 3},
@@ -37,7 +36,7 @@ def row(**more: Any) -> dict[str, Any]:
                 latency=2.25,
                 price=0.012,
             ),
-            "3  100 parameters of 120 allowed, 2.25 ms of 2.5 allowed, price 0.012  left 0:05",
+            "100/120 parameters, 2.25/2.5 ms  left 0:05",
         ),
     ],
 )
@@ -48,9 +47,51 @@ def test_an_epoch_is_said_in_a_line(
     assert capsys.readouterr().out.startswith(f"epoch   1  loss 0.5000  not validated  {said}")
 
 
-def test_a_network_whose_layers_all_merged_is_told_by_more_than_its_outputs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_epoch_under_a_budget_fits_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = row(
+        epoch=100,
+        widths=dict.fromkeys(range(4), 500),
+        validation_loss=0.25,
+        validation_accuracy=0.9125,
+        multiply_adds=20_257_408,
+        budget_path={"multiply_adds": 20_275_520.0},
+        price=1e-9,
+    )
+    PlainDisplay().epoch_ended(EpochEnd(row=numbers, seconds_left=599.0))
+    said = capsys.readouterr().out
+    assert said.endswith("validation 91.25%  20.3M/20.3M multiply-adds  left 9:59\n")
+    assert len(said) <= 80
+
+
+def test_lines_of_before_and_after_are_folded_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    widths = "-".join(["30"] * 12)
+    learn = f"learn --model mlp:{widths} --data digits --epochs 1 --limit 200 --no-report"
+    exit_code([*learn.split(), "--threads", "1", "--out", str(tmp_path / "a")])
+    lines = [line for line in capsys.readouterr().out.splitlines() if str(tmp_path) not in line]
+    assert max(map(len, lines)) <= 80
+    assert "1 epoch, batches of " in "".join(lines)
+
+
+def test_a_long_row_of_inspect_is_folded_on_a_terminal_and_whole_in_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    row_ = "layer1.0.conv1  relu  64  depth: 'conv2' pads by (1, 1), so the layer would differ"
+    assert fold_lines(row_, is_terminal=False) == row_
+    folded = fold_lines(f"{row_}\nshort", is_terminal=True).splitlines()
+    assert folded[0] == "layer1.0.conv1  relu  64"
+    assert [line.startswith("    ") for line in folded] == [False, True, True, False]
+    assert max(map(len, folded)) <= 40
+    assert " ".join(" ".join(folded).split()) == f"{' '.join(row_.split())} short"
+
+
+def test_a_network_whose_layers_all_merged_is_told_by_more_than_its_outputs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     learn = "learn --model mlp:30-20 --data digits --epochs 6 --depth-share 100 --width-cost 1"
     exit_code([*learn.split(), "--threads", "1", "--out", str(tmp_path / "a")])
     shown = capsys.readouterr().out

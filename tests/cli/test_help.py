@@ -10,8 +10,8 @@ import pytest
 from tests.cli.commands import assert_refused, run
 
 COMMANDS = (
-    *("learn", "inspect", "compact", "evaluate", "export", "sweep"),
-    *("report", "paper", "compare", "data", "demo"),
+    *("learn", "inspect", "evaluate", "export", "compact", "report"),
+    *("sweep", "data", "demo", "compare", "paper"),
 )
 
 
@@ -31,6 +31,19 @@ def test_help_fills_the_lines_of_a_terminal(command: str, tmp_path: Path) -> Non
     about, examples = text.split("\n╭")[0], text.split("Examples:")[1]
     assert not re.search(r"\S\n\S", about), "a paragraph has line breaks of its own"
     assert all(len(line) <= 80 for line in examples.splitlines())
+
+
+def test_commands_and_options_that_most_people_need_come_first(tmp_path: Path) -> None:
+    commands = re.findall(r"^│ (\w+) ", run(["--help"], tmp_path)[1], re.MULTILINE)
+    assert commands == ["learn", *(name for name in COMMANDS if name != "learn")]
+    text = run(["learn", "--help"], tmp_path)[1]
+    panels = re.findall(r"^╭─ (.*?) ─", text, re.MULTILINE)
+    assert panels == ["Parameters", "Run", "Data", "Weights", "Gates", "Paper's penalty",
+                      "Hardware", "Record"]  # fmt: skip
+    run_panel = text.split("╭─ Run")[1].split("╭─ Data")[0]
+    assert re.findall(r"^│ --([a-z-]+)", run_panel, re.MULTILINE) == [
+        *("model", "data", "budget", "epochs", "batch-size", "seed", "start-from", "teacher"),
+    ]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([command, "--help"] for command in COMMANDS)])
@@ -62,7 +75,24 @@ def test_help_imports_neither_torch_nor_the_like(arguments: list[str], tmp_path:
         ("learn --model lennet --data digits:28 --out a", "did you mean 'lenet'?"),
         ("learn --model resnet8 --data digits --out a", "did you mean 'resnet20' or 'resnet56'?"),
         ("learn --data digits", "--out runs/a"),
-        ("learn --resume nothing", "holds no run"),
+        ("learn --resume nothing", "holds no run (there is no config.toml in it); give the folder"),
+        ("learn runs/a", "learn has no use for 'runs/a'; see archlearn learn --help"),
+        (
+            "learn --budget parameters=50% multiply_adds=50% --out a",
+            "no use for 'multiply_adds=50%'; for several budgets give --budget again before each",
+        ),
+        ("export runs/a", "export needs --to; see archlearn export --help"),
+        ("learn --out", "--out needs a value; see archlearn learn --help"),
+        (
+            "learn --learning-rate fast --out a",
+            "for --learning-rate: 'fast' is no number",
+        ),
+        ("inspect runs/nothing", "there is neither a run's folder 'runs/nothing' nor a model"),
+        ("data tiny-shakespeare:nothing", "nothing: there is no such file; give a text in UTF-8"),
+        (
+            "learn --model mlp --data digits --teacher nothing.pt --out a",
+            "cannot read the --teacher nothing.pt: there is no such file",
+        ),
         ("learn --model lenet --data digits --out a", "digits:28 are enlarged"),
         ("inspect lenet --shape 3x4", "take the model mlp, or examples that fit"),
         ("learn --data digits --model mlp --epochs 2.5 --out a", "'2.5' is no whole number"),

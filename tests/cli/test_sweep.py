@@ -107,7 +107,7 @@ def test_a_run_that_fails_is_told_and_can_be_made_again(
     assert call("--budget", "parameters=1", "--out", str(tmp_path / "s")) == 3
     said = capsys.readouterr().err
     assert "parameters-1-seed-0 failed" in said
-    assert "give the same command again" in said
+    assert "finished runs are kept: correct this, and give the command again" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -49,7 +49,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     merged = replace(LENET, after={"conv1": 11, "fc1": 29, "fc2": 10}, merged=["conv2"])
     run = write_run(folder / "a", merged)
     half = write_run(folder / "half", finished=False)
-    other = write_run(folder / "b", replace(LENET, name="b", score=0.99, costs=((9, 9), (5, 5))))
+    other = write_run(
+        folder / "multiply_adds-50-seed-0", replace(LENET, score=0.99, costs=((9, 9), (5, 5)))
+    )
     return {
         "one": al.reporting.write_report([run], folder / "one.html"),
         "unfinished": al.reporting.write_report([half], folder / "unfinished.html"),
@@ -141,3 +143,21 @@ def test_a_page_with_faults_is_caught(browser: Browser, tmp_path: Path) -> None:
 def brightness(colour: str) -> float:
     parts = [float(part) for part in colour.strip("rgba()").split(",")[:3]]
     return sum(parts) / 3 / 255
+
+
+TOUCHING = """[...document.querySelectorAll('section > p')].filter(text => {
+    const above = text.previousElementSibling;
+    return above && text.getBoundingClientRect().top - above.getBoundingClientRect().bottom < 8;
+}).map(text => text.textContent)"""
+CUT_OFF = """[...document.querySelectorAll('.scroll')].filter(
+    box => box.scrollWidth > box.clientWidth
+).map(box => box.ariaLabel)"""
+
+
+@pytest.mark.parametrize("name", ["one", "several"])
+def test_text_keeps_its_distance_and_no_table_is_cut_off(
+    browser: Browser, pages: dict[str, Path], name: str
+) -> None:
+    show(browser, pages[name], width=1280)
+    assert browser.evaluate(TOUCHING) == []
+    assert browser.evaluate(CUT_OFF) == []

@@ -65,6 +65,7 @@ def test_key_of_earlier_files_says_what_to_write_now() -> None:
         ("a" + ".a" * 50_000 + " = 1", r"a name of 50,001 parts, .*MAX_NAME_PARTS"),
         ("x = {" + "a . " * 500 + "a = 1}", r"a name of 501 parts, .*MAX_NAME_PARTS"),
         ("[gates]\nleave = 3", "'gates.leave' must be a list of texts, but 3 was given"),
+        ('[gates]\nbudget = "a=5%"', "but 'a=5%' was given; write \\[\"a=5%\"\\]"),
         ("[strengths]\nwidth_cost = 1" + "0" * 400, "'strengths.width_cost' must be a number"),
     ],
 )

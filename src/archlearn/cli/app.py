@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from inspect import cleandoc
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
 
 from archlearn import __version__
 from archlearn.cli import learn_commands, model_commands, paper
@@ -35,23 +35,24 @@ app = App(
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative_iterable=(), show_default=_show_default),
 )
+# In the order of help: those that most people need come first.
 _COMMANDS = {
     "learn": (learn_commands.learn_command, learn_commands.LEARN_EXAMPLES),
     "inspect": (model_commands.inspect_command, model_commands.INSPECT_EXAMPLES),
-    "compact": (model_commands.compact_command, model_commands.COMPACT_EXAMPLES),
     "evaluate": (model_commands.evaluate_command, model_commands.EVALUATE_EXAMPLES),
     "export": (model_commands.export, model_commands.EXPORT_EXAMPLES),
-    "sweep": (learn_commands.sweep, learn_commands.SWEEP_EXAMPLES),
+    "compact": (model_commands.compact_command, model_commands.COMPACT_EXAMPLES),
     "report": (learn_commands.report, learn_commands.REPORT_EXAMPLES),
-    "paper": (paper.paper, paper.PAPER_EXAMPLES),
-    "compare": (paper.compare, paper.COMPARE_EXAMPLES),
+    "sweep": (learn_commands.sweep, learn_commands.SWEEP_EXAMPLES),
     "data": (model_commands.data, model_commands.DATA_EXAMPLES),
     "demo": (learn_commands.demo, learn_commands.DEMO_EXAMPLES),
+    "compare": (paper.compare, paper.COMPARE_EXAMPLES),
+    "paper": (paper.paper, paper.PAPER_EXAMPLES),
 }
-for _name, (_command, _examples) in _COMMANDS.items():
+for _position, (_name, (_command, _examples)) in enumerate(_COMMANDS.items()):
     # Help fills the terminal's lines: those of a paragraph, and of an argument, are joined.
     _command.__doc__ = re.sub(r"(?<=\S)\n(?: {8})?(?=\S)", " ", cleandoc(_command.__doc__ or ""))
-    app.command(_command, name=_name, help_epilogue=_examples)
+    app.command(_command, name=_name, help_epilogue=_examples, sort_key=_position)
 
 
 def run_app(arguments: Sequence[str] | None = None) -> None:
@@ -81,10 +82,27 @@ def _call(arguments: Sequence[str] | None) -> None:
         sys.stderr.write(f"stopped: {error}\n")
         sys.exit(INTERRUPTED if isinstance(error, RunInterruptedError) else STOPPED)
     except (CycloptsError, ArchlearnError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {_say(error)}\n")
         sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(INTERRUPTED)
     finally:
         sys.stdout.flush()
+
+
+def _say(error: CycloptsError | ArchlearnError) -> str:
+    """Return what is wrong; of words that are too many or missing, what to do as well."""
+    if not isinstance(error, UnusedCliTokensError | MissingArgumentError):
+        return str(error)
+    command = " ".join(error.command_chain or ())
+    see = f"see archlearn {command} --help"
+    if isinstance(error, UnusedCliTokensError):
+        word = (error.unused_tokens or [""])[0]
+        if "=" in word:
+            see = f"for several budgets give --budget again before each; {see}"
+        return f"{command} has no use for {word!r}; {see}"
+    argument = error.argument
+    name = error.keyword or (argument.name if argument else "an argument")
+    was_given = error.keyword or (argument and argument.tokens)
+    return f"{name} needs a value; {see}" if was_given else f"{command} needs {name}; {see}"

@@ -2,7 +2,9 @@
 
 import math
 import os
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -57,8 +59,9 @@ def show_downloads() -> Generator[DownloadProgress]:
         bars.live.stop()
 
 
-_LONGEST_LINE = 160
+_LONGEST_LINE = 160  # of an architecture; of more layers their number is said
 _MOST_NAMES = 4
+_LEAST_CELLS = 20  # characters before the last cell of a row that is broken there
 
 
 @contextmanager
@@ -83,25 +86,23 @@ class PlainDisplay(Callback):
 
     def started(self, start: RunStart) -> None:
         """Say what is learnt from what."""
-        _write(describe_run_start(start))
+        _write(_fold(describe_run_start(start)))
 
     def epoch_ended(self, end: EpochEnd) -> None:
         """Say how far the run is."""
         row = end.row
-        widths = "-".join(str(width) for width in row["widths"].values())
         parts = [
             f"epoch {row['epoch']:3d}",
             f"loss {_number(row['train_loss'])}",
             describe_score(row),
-            widths if len(widths) <= _LONGEST_LINE else "",
             _sizes(row),
             f"left {duration(end.seconds_left)}",
         ]
-        _write("  ".join(part for part in parts if part))
+        _write("  ".join(parts))
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         """Say what came out of it."""
-        _write(describe_end(summary))
+        _write(_fold(describe_end(summary)))
 
 
 class LiveDisplay(Callback):
@@ -117,7 +118,7 @@ class LiveDisplay(Callback):
 
     def started(self, start: RunStart) -> None:
         """Say what is learnt from what, and begin to show it."""
-        self._console.print(describe_run_start(start), highlight=False)
+        self._console.print(_fold(describe_run_start(start)), highlight=False)
         self._start = start
         self._step = start.first_step
         self._live.start()
@@ -137,7 +138,7 @@ class LiveDisplay(Callback):
     def finished(self, summary: Mapping[str, Any]) -> None:
         """Leave the last picture on the screen, and say what came out of it."""
         self.close()
-        self._console.print(describe_end(summary), highlight=False)
+        self._console.print(_fold(describe_end(summary)), highlight=False)
 
     def close(self) -> None:
         """Leave the last picture on the screen."""
@@ -161,21 +162,23 @@ class LiveDisplay(Callback):
 
 
 def _sizes(row: Mapping[str, Any]) -> str:
-    """Return what the network costs; under a budget what it may, and the price of a channel."""
+    """Return what the network costs; under a budget what it may cost now, too."""
     path = row.get("budget_path")
     if path:
         units = {name: "ms" if name == LATENCY else name.replace("_", "-") for name in path}
-        costs = (
-            f"{_amount(row[name])} {units[name]} of {_amount(limit)} allowed"
-            for name, limit in path.items()
+        return ", ".join(
+            f"{_amount(row[name])}/{_amount(limit)} {units[name]}" for name, limit in path.items()
         )
-        return f"{', '.join(costs)}, price {row['price']:.2g}"
     gates = f", gates {row['binarisation_gap']:.3f} from 0 or 1" if row["widths"] else ""
     return f"{row['parameters']:,} parameters{gates}"
 
 
 def _amount(cost: float) -> str:
-    return f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}"  # milliseconds are few
+    """Return a cost in three digits: 2.25, 100, 30.7k, 20.3M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if cost >= 0.9995 * size:
+            return f"{float(f'{cost / size:.3g}'):g}{unit}"
+    return f"{cost:.3g}"
 
 
 def _widths(row: Mapping[str, Any], first: Mapping[str, int]) -> Table:
@@ -198,8 +201,8 @@ def describe_run_start(start: RunStart) -> str:
     lines = [
         f"{start.network} on {settings.data} ({start.data_source}): {before}"
         f"{start.parameters:,} parameters",
-        f"{settings.epochs} epochs, batches of {settings.batch_size}, {_aim(settings)}, "
-        f"seed {settings.seed}",
+        f"{settings.epochs} {'epoch' if settings.epochs == 1 else 'epochs'}, "
+        f"batches of {settings.batch_size}, {_aim(settings)}, seed {settings.seed}",
     ]
     if settings.validation == 0:
         lines.append("no validation part: measured once, on the test part, at the end")
@@ -274,7 +277,7 @@ def describe_score(row: Mapping[str, Any]) -> str:
     if row["validation_loss"] is None:
         return "not validated"
     if accuracy is not None:
-        return f"validation {accuracy:.2%}, loss {row['validation_loss']:.4f}"
+        return f"validation {accuracy:.2%}"
     return f"validation error {row['validation_error']:.4g}"
 
 
@@ -290,6 +293,38 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def fold_lines(text: str, *, is_terminal: bool) -> str:
+    """Return lines broken between words where a terminal would break them anywhere.
+
+    What goes into a file or a pipe keeps one line a row.
+    """
+    return fold(text, shutil.get_terminal_size().columns, indent="    ") if is_terminal else text
+
+
+def _fold(text: str) -> str:
+    return fold(text, shutil.get_terminal_size().columns, indent=" " * 9)
+
+
+def fold(text: str, width: int, indent: str) -> str:
+    """Return lines broken at a width, in front of the last cell of a table's row, or at words.
+
+    What follows a break is indented.
+    """
+    return "\n".join(part for line in text.splitlines() for part in _fold_line(line, width, indent))
+
+
+def _fold_line(line: str, width: int, indent: str) -> list[str]:
+    cells, gap, last = line.rpartition("  ")
+    is_row = len(line) > width and gap and len(cells) > _LEAST_CELLS
+    whole, rest = ([cells.rstrip()], indent + last) if is_row else ([], line)
+    return whole + (
+        textwrap.wrap(
+            rest, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        or [""]
+    )
 
 
 def _write(text: str) -> None:

@@ -26,11 +26,17 @@ from archlearn.training.settings import (
 if TYPE_CHECKING:
     from archlearn.training.sweep import Point, SweepRun
 
+_FIRST = ("model", "data", "budget", "epochs", "batch_size", "seed", "start_from", "teacher")
+_OF_THE_PENALTY = (
+    *("gate_rate", "travel", "largest_step", "width_start", "width_spread", "depth_start"),
+    *("width_cost", "ratio", "depth_share", "price"),
+)
 _TITLES = {
-    "": "Run",
+    "first": "Run",
+    "": "Data",
     "optimiser": "Weights",
     "gates": "Gates",
-    "strengths": "Strengths",
+    "penalty": "Paper's penalty",
     "hardware": "Hardware",
     "record": "Record",
 }
@@ -38,9 +44,9 @@ _TITLES = {
 
 def _make_options() -> type:
     hints = get_type_hints(RunSettings)
-    groups = {section: Group.create_ordered(title) for section, title in _TITLES.items()}
+    groups = {panel: Group.create_ordered(title) for panel, title in _TITLES.items()}
     fields: list[tuple[str, Any, Any]] = []
-    for section, name, item in flat_settings():
+    for section, name, item in sorted(flat_settings(), key=_position):
         hint = get_type_hints(hints[section])[name] if section else hints[name]
         text, default = item.metadata["help"], item.default
         if default is not None and default != ():
@@ -48,9 +54,9 @@ def _make_options() -> type:
             text = f"{text} [default: {shown}]"
         parameter = Parameter(
             help=text,
-            group=groups[section],
+            group=groups[_find_panel(section, name)],
             show_default=False,
-            converter=_read_whole_number if hint in (int, int | None) else None,
+            converter=_CONVERTERS.get(hint),
         )
         nothing = dataclasses.field(default=None)
         fields.append((name, Annotated[hint | None, parameter], nothing))
@@ -58,6 +64,21 @@ def _make_options() -> type:
     # Left at "types", cyclopts takes the class for one of the standard library's.
     made.__module__ = __name__
     return made
+
+
+def _position(setting: tuple[str, str, Any]) -> int:
+    """Return where an option stands in help; the others stay in the order of the settings."""
+    name = setting[1]
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
+
+
+def _find_panel(section: str, name: str) -> str:
+    """Return the part of help that an option is shown in."""
+    if name in _FIRST:
+        return "first"
+    if name in _OF_THE_PENALTY:
+        return "penalty"
+    return "gates" if section == "strengths" else section
 
 
 def _read_whole_number(kind: object, tokens: Sequence[Token]) -> int:
@@ -68,6 +89,22 @@ def _read_whole_number(kind: object, tokens: Sequence[Token]) -> int:
     except ValueError:
         raise ValueError(f"{tokens[0].value!r} is no whole number") from None
 
+
+def _read_number(kind: object, tokens: Sequence[Token]) -> float:
+    """Return the number that was typed."""
+    del kind
+    try:
+        return float(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"{tokens[0].value!r} is no number") from None
+
+
+_CONVERTERS: dict[object, Any] = {
+    int: _read_whole_number,
+    int | None: _read_whole_number,
+    float: _read_number,
+    float | None: _read_number,
+}
 
 _MADE: Any = _make_options()
 NONE_GIVEN: Any = _MADE()
@@ -250,7 +287,7 @@ def sweep(
         sys.stdout.flush()
 
     n_at_a_time = min(jobs, len(runs))
-    sys.stdout.write(f"{out}: runs to make or to keep: {len(runs)}, {n_at_a_time} at a time\n")
+    sys.stdout.write(f"{out}: {len(runs)} runs, {n_at_a_time} at a time; finished ones are kept\n")
     sys.stdout.flush()
     run_sweep(runs, jobs, say, on_ray=ray)
     points = summarise(runs)

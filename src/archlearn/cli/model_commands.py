@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 
 import archlearn as al
 from archlearn.costs import CostName
-from archlearn.data.file_cache import CONFIG, no_progress
+from archlearn.data.file_cache import CONFIG, SPEED, no_progress
 from archlearn.errors import InputError, SettingsError
 from archlearn.training.settings import RunSettings
 
@@ -47,6 +47,7 @@ def inspect_command(
         outputs: Number of classes, or of numbers to predict.
         skip_broken: Leave broken images out, naming each, instead of stopping.
     """
+    from archlearn.cli.display import fold_lines
     from archlearn.training.initial_model import run_once
     from archlearn.training.objectives import in_format_of
     from archlearn.training.run_directory import read_run_settings
@@ -55,6 +56,11 @@ def inspect_command(
     if (Path(model) / CONFIG).is_file():
         settings = read_run_settings(Path(model))
         model, dataset = settings.model, al.training.load_dataset(settings, no_progress)
+    elif os.sep in model and not Path(model).exists() and ":" not in model:
+        raise SettingsError(
+            f"there is neither a run's folder {model!r} nor a model of that name; give a run's "
+            "folder, a built-in network or package.module:function"
+        )
     elif Path(model).exists() and os.sep in model:
         raise SettingsError(
             f"{model} holds no run; inspect takes a run's folder, a built-in network or "
@@ -74,7 +80,8 @@ def inspect_command(
         run_once(network, example, model)
     except InputError as error:
         raise InputError(f"{error}; choose another with --shape, or take it from --data") from error
-    sys.stdout.write(f"{al.inspect(network, example)}\n")
+    table = str(al.inspect(network, example))
+    sys.stdout.write(f"{fold_lines(table, is_terminal=sys.stdout.isatty())}\n")
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -173,6 +180,9 @@ def evaluate_command(
     if data is None and not target.is_dir():
         raise SettingsError(f"say what to measure {target} on: --data mnist")
     settings = read_run_settings(target) if target.is_dir() else RunSettings()
+    is_timed = speed and target.is_dir() and data is None
+    if is_timed:
+        _check_times_can_be_kept(target)
     asked = replace(
         settings,
         data=data or settings.data,
@@ -190,7 +200,7 @@ def evaluate_command(
     objective = al.training.objective_of(dataset)
     score = al.training.evaluate(network, getattr(dataset, split), objective)
     sys.stdout.write(f"{_say_score(score)}\n")
-    if speed and target.is_dir() and data is None:
+    if is_timed:
         from archlearn.training.finalize import measure_run
 
         (before, after), speeds, first = measure_run(target, network, asked, dataset, split)
@@ -205,6 +215,19 @@ def evaluate_command(
         sys.stdout.write("".join(f"{row}\n" for row in speeds))
         if (target / REPORT).is_file():
             al.reporting.write_report([target], target / REPORT)
+
+
+def _check_times_can_be_kept(run: Path) -> None:
+    from archlearn.training.run_directory import check_writable
+
+    try:
+        check_writable(run / SPEED)
+    except SettingsError as error:
+        why = getattr(error.__cause__, "strerror", "it is a folder")
+        raise SettingsError(
+            f"cannot keep the times in {run / SPEED} ({why}); make it writable, or leave them out: "
+            "--no-speed"
+        ) from error
 
 
 def _say_score(score: "Score") -> str:

@@ -324,6 +324,10 @@ def load_text(path: Path, length: int = WINDOW_LENGTH) -> Examples:
     path = path / _TEXT_FILE if path.is_dir() else path
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path}: there is no such file; give a text in UTF-8, as tiny-shakespeare:input.txt"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} is no text in UTF-8 ({error}); give one, as tiny-shakespeare:input.txt"

@@ -192,8 +192,8 @@ def _frontier(numbers: Frontier, place: int) -> FigureItem:
 
 def _results(runs: Sequence[RunRecord]) -> TableItem:
     score = " or ".join(dict.fromkeys(run.score_name for run in runs))
-    costs = [text for name in COSTS for text in (label_of(name).capitalize(), "Fewer")]
-    head = ("Run", f"Validation {score}", f"Test {score}", *costs, "Architecture", "Time")
+    costs = [label_of(name).capitalize() for name in COSTS]
+    head = ("Run", f"Validation {score}", f"Test {score}", *costs, "Time")
     rows = [_result(number, run) for number, run in enumerate(runs, start=1)]
     return TableItem("Runs side by side", head, rows)
 
@@ -205,10 +205,14 @@ def _result(number: int, run: RunRecord) -> tuple[object, ...]:
         run.name,
         format_score(run, run.validation_score),
         format_score(run, run.test_score),
-        *(text for cost in costs for text in (format_count(cost[1]), format_ratio(*cost))),
-        write_widths(run.after),
+        *map(_cost, costs),
         format_duration(run.summary.get("seconds")),
     )
+
+
+def _cost(cost: tuple[float | None, float | None]) -> str:
+    count = format_count(cost[1])
+    return f"{count} (÷ {format_ratio(*cost)[:-1]})" if all(cost) else count
 
 
 def _settings(runs: Sequence[RunRecord]) -> TableItem | None:

@@ -140,7 +140,10 @@ def write_settings(folder: Path, settings: RunSettings) -> None:
 def read_run_settings(folder: Path) -> RunSettings:
     """Return the settings a run was started with."""
     if not (folder / CONFIG).is_file():
-        raise SettingsError(f"{folder} holds no run (there is no {CONFIG} in it)")
+        raise SettingsError(
+            f"{folder} holds no run (there is no {CONFIG} in it); give the "
+            "folder that `archlearn learn --out` wrote"
+        )
     return read_settings(folder / CONFIG)
 
 

@@ -44,22 +44,20 @@ def setting(default: Any, text: str, *, fixed: bool = False, within: Range | Non
 class OptimiserSettings:
     """How the weights are learnt."""
 
-    optimiser: Literal["sgd", "adam"] = setting("sgd", "What updates weights.", fixed=True)
+    optimiser: Literal["sgd", "adam"] = setting("sgd", "Optimiser of the weights.", fixed=True)
     learning_rate: float | None = setting(
         None,
-        "Highest rate of the weights. [default: 0.02 at batches of 125; Adam 1e-3]",
+        "Highest learning rate of the weights. [default: 0.02 at batches of 125; Adam 1e-3]",
         within=_POSITIVE,
     )
-    momentum: float = setting(0.9, "Momentum of SGD; gates never have any.", within=_BELOW_ONE)
-    weight_decay: float = setting(
-        5e-4, "Decay of the weights; gates never have any.", within=_FROM_ZERO
-    )
+    momentum: float = setting(0.9, "Momentum of SGD, for the weights only.", within=_BELOW_ONE)
+    weight_decay: float = setting(5e-4, "Weight decay, for the weights only.", within=_FROM_ZERO)
     clip_norm: float = setting(
-        5.0, "Largest norm of the weights' gradient; 0 leaves it as it is.", within=_FROM_ZERO
+        5.0, "Clip the norm of the weights' gradient to this; 0: do not clip.", within=_FROM_ZERO
     )
     warmup_epochs: float | None = setting(
         None,
-        "Epochs of linear warm-up before the cosine. [default: 1, at most a tenth]",
+        "Epochs of linear warm-up; then the rate falls by a cosine. [default: 1, at most a tenth]",
         within=_FROM_ZERO,
     )
 
@@ -72,7 +70,7 @@ class GateSettings:
         "all", "What is learnt: widths, depth, both, or nothing (a baseline).", fixed=True
     )
     leave: tuple[str, ...] = setting(
-        (), "Layers (names or globs) whose architecture is left alone.", fixed=True
+        (), "Layers (names or globs) that keep their width and depth.", fixed=True
     )
     budget: tuple[str, ...] | None = setting(
         None,
@@ -82,42 +80,48 @@ class GateSettings:
     )
     multiple_of: int = setting(
         1,
-        "Under a budget, channels kept are a multiple of this, or all there were.",
+        "Under a budget, keep a multiple of so many channels in each layer, or all.",
         fixed=True,
         within=_COUNT,
     )
     gate_optimiser: Literal["budget", "penalty"] | None = setting(
         None,
-        "How gates learn: to a budget, or by the paper's penalty. "
-        "[default: penalty where a width cost, gate rate or travel is given]",
+        "Learn gates to a budget, or by the paper's penalty. "
+        "[default: penalty if a width cost, gate rate or travel is given, else budget]",
         fixed=True,
     )
     gate_schedule: tuple[str, ...] | None = setting(
-        None, "For experiments: name=value of archlearn.GateSchedule.", fixed=True
+        None,
+        "Fields of archlearn.GateSchedule, such as branch_discount=16 for fewer blocks.",
+        fixed=True,
     )
     gate_rate: float | None = setting(
         None, "Learning rate of the gates. [default: from steps and width cost]", within=_FROM_ZERO
     )
     largest_step: float = setting(
-        0.0, "Furthest a gate moves in one step; 0 sets no bound.", within=_FROM_ZERO
+        0.0, "Largest change of a gate in one step; 0: no bound.", within=_FROM_ZERO
     )
     start_after: float = setting(
-        0.1, "Part of the run before gates begin to move.", within=_UP_TO_ONE
+        0.1, "Share of the run before gates begin to change.", within=_UP_TO_ONE
     )
     freeze_for: float = setting(
-        0.3, "Last part of the run in which gates stand still.", within=_UP_TO_ONE
+        0.3, "Last share of the run, in which gates no longer change.", within=_UP_TO_ONE
     )
-    width_start: float = setting(0.55, "Where width gates start.", fixed=True, within=_UP_TO_ONE)
+    width_start: float = setting(
+        0.55, "Initial value of width gates.", fixed=True, within=_UP_TO_ONE
+    )
     width_spread: float = setting(
         0.0,
-        "Width gates start at random, up to so far above their start.",
+        "Draw initial width gates at random from their start to so much above it.",
         fixed=True,
         within=_UP_TO_ONE,
     )
-    depth_start: float = setting(0.45, "Where depth gates start.", fixed=True, within=_UP_TO_ONE)
+    depth_start: float = setting(
+        0.45, "Initial value of depth gates.", fixed=True, within=_UP_TO_ONE
+    )
     travel: float | None = setting(
         None,
-        "How far cost alone could push a gate, where no gate rate is given. [default: 1.5]",
+        "How far the price alone could move a gate, if no gate rate is given. [default: 1.5]",
         within=_FROM_ZERO,
     )
 
@@ -131,15 +135,15 @@ class StrengthSettings:
         "Price of a kept neuron, lambda 3. [default: from initial widths and loss]",
         within=_FROM_ZERO,
     )
-    ratio: float = setting(0.4, "Width cost over binarising strength, lambda 3 / lambda 1.")
+    ratio: float = setting(0.4, "Width cost by binarising strength, lambda 3 / lambda 1.")
     depth_share: float = setting(
-        0.1, "Depth strengths as a part of the width ones.", within=_FROM_ZERO
+        0.1, "Strengths of depth gates as a share of those of width gates.", within=_FROM_ZERO
     )
     price: PriceName = setting(  # noqa: RUF009
-        "neurons", "What a kept neuron is charged by."
+        "neurons", "What the price of a neuron is measured in."
     )
     pay: CostName = setting(  # noqa: RUF009
-        "parameters", "A linear layer is merged when this becomes less."
+        "parameters", "Merge a linear layer only if this falls."
     )
 
 
@@ -147,23 +151,21 @@ class StrengthSettings:
 class HardwareSettings:
     """Where and how the arithmetic is done."""
 
-    accelerator: Literal["auto", "cpu", "cuda", "mps"] = setting("auto", "Which device.")
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = setting("auto", "Device.")
     precision: Literal["32-true", "bf16-mixed", "64-true"] = setting(
-        "32-true", "Number format.", fixed=True
+        "32-true", "Number format of weights and activations.", fixed=True
     )
-    accumulate: int = setting(1, "Parts in which a batch is worked off.", fixed=True, within=_COUNT)
-    threads: int | None = setting(
-        None, "Threads on the CPU. [default: torch's choice]", within=_THREADS
+    accumulate: int = setting(
+        1, "Gradient accumulation: parts that each batch is split into.", fixed=True, within=_COUNT
     )
+    threads: int | None = setting(None, "CPU threads. [default: torch's choice]", within=_THREADS)
     capture: Literal["auto", "no"] = setting(
-        "auto", "Capture the step as one CUDA graph where that can be done."
+        "auto", "Capture each step as one CUDA graph where possible."
     )
-    compile: bool = setting(
-        False, "Compile the step before it is captured: faster steps, a later start."
-    )
+    compile: bool = setting(False, "Compile steps by torch.compile: faster, but it starts later.")
     shrink: bool | None = setting(
         None,
-        "Cut out channels that are closed for good while a budget is learnt: faster steps. "
+        "Cut closed channels out during training, so that steps get faster. "
         "[default: but for short runs on a GPU]",
     )
 
@@ -173,11 +175,11 @@ class RecordSettings:
     """What is written while a run goes on."""
 
     checkpoint_seconds: float = setting(
-        20.0, "Least time between two checkpoints.", within=_FROM_ZERO
+        20.0, "Seconds between checkpoints, at least.", within=_FROM_ZERO
     )
     logger: LoggerName | None = setting(  # noqa: RUF009
         None,
-        "Write the numbers of each epoch for other tools, too: csv, tensorboard "
+        "Write the numbers of each epoch for other tools as well: csv, tensorboard "
         "(archlearn[tensorboard]) or wandb (archlearn[wandb]).",
     )
     report: bool = setting(True, "Write report.html at the end.")
@@ -195,48 +197,52 @@ class RunSettings:
         fixed=True,
     )
     data: str = setting("mnist", "Data set; `archlearn data` lists them.", fixed=True)
-    seed: int = setting(0, "Seed of weights, order of data and dropout.", fixed=True)
+    seed: int = setting(0, "Random seed.", fixed=True)
     epochs: int | None = setting(
         None,
-        "Passes over the train data. [default: for 4,400 steps, at most 200]",
+        "Passes over the train data. [default: as many as 4,400 steps need, at most 200]",
         fixed=True,
         within=_COUNT,
     )
     batch_size: int | None = setting(
         None,
-        "Examples a step, over all processes. [default: 125, less if data are few]",
+        "Examples in a step, over all processes. [default: 125, less if data are few]",
         fixed=True,
         within=_COUNT,
     )
     validation: float = setting(
         1 / 12,
-        "Part of the train data that is set apart to validate on; 0 learns from all of them.",
+        "Share of the train data that is kept for validation; 0: none.",
         fixed=True,
         within=_BELOW_ONE,
     )
-    limit: int | None = setting(None, "Use only so many train examples.", fixed=True, within=_COUNT)
+    limit: int | None = setting(
+        None, "Use only so many train examples, always the same ones.", fixed=True, within=_COUNT
+    )
     classes: int | None = setting(None, "Use only the first so many classes.", fixed=True)
     resize: int | None = setting(
-        None, "Scale images to this side on the device, batch by batch.", fixed=True
+        None, "Scale images to this side, batch by batch on the device.", fixed=True
     )
     augment: Literal["no", "flip", "crop", "crop-flip", "pad-crop-flip"] = setting(
         "no",
-        "Vary train images at random: enlarged windows of them, left and right, both, or CIFAR's "
-        "usual shift by up to an eighth of the side with left and right.",
+        "Augment train images: mirrored (flip), enlarged random windows (crop), both, or CIFAR's "
+        "usual shift by up to an eighth of the side, mirrored.",
         fixed=True,
     )
     normalise: Literal["data", "imagenet"] = setting(
-        "data", "Whose mean and deviation inputs are normalised by.", fixed=True
+        "data", "Normalise inputs by the mean and deviation of the data or of ImageNet.", fixed=True
     )
     skip_broken: bool = setting(
         False, "Leave broken images out, naming each, instead of stopping.", fixed=True
     )
     start_from: str | None = setting(
-        None, "A pretrained network: a saved one, a state_dict, or a .caffemodel.", fixed=True
+        None,
+        "Pretrained weights: a file of archlearn.save, a state_dict, or a .caffemodel.",
+        fixed=True,
     )
     teacher: str | None = setting(
         None,
-        "A frozen network to learn from beside the labels: original (the one that the run starts "
+        "Knowledge distillation from a frozen network: original (the one that the run starts "
         "from), or a file as for --start-from.",
         fixed=True,
     )
@@ -310,7 +316,10 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
         return value
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            raise SettingsError(f"{name!r} must be a list of texts, but {value!r} was given")
+            written = f'; write ["{value}"]' if isinstance(value, str) else ""
+            raise SettingsError(
+                f"{name!r} must be a list of texts, but {value!r} was given{written}"
+            )
         return tuple(check_value(name, item, str) for item in cast("list[object]", value))
     if hint is float and type(value) is int and abs(value) < 2**1000:
         return float(value)

@@ -191,7 +191,7 @@ def _work(run: SweepRun) -> str:
 def _failed(run: SweepRun, reason: object) -> RunStoppedError:
     return RunStoppedError(
         f"the run {run.folder} failed: {reason}; "
-        "what is finished stays: give the same command again to go on"
+        "finished runs are kept: correct this, and give the command again to go on"
     )
 
 
