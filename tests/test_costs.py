@@ -9,10 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
+from archlearn.analysis.cost_model import build_cost_table, marginal_costs
 from archlearn.costs import COSTS, Costs, PriceName
 from archlearn.gating.cost_counter import count_layer_costs
+from archlearn.gating.gate_container import find_container
 from archlearn.models import LeNet
+from archlearn.optim.cost_function import CostFunction
 from archlearn.tracing.transformer_blocks import count_flops
+from tests.optim.test_recurrent_units import make as make_reader
 
 DIGITS = torch.zeros(1, 1, 28, 28)
 
@@ -203,3 +207,24 @@ def test_costs_by_layer_add_up_to_those_of_the_model() -> None:
     total = al.count_costs(model, x)
     assert sum(costs.parameters for costs in found.values()) == total.parameters
     assert sum(costs.multiply_adds for costs in found.values()) == total.multiply_adds
+
+
+def test_a_unit_of_a_recurrent_layer_costs_its_rows_and_columns_in_all_layers_and_directions() -> (
+    None
+):
+    model, gate, _ = make_reader("lstm", bidirectional=True)
+    container = find_container(model)
+    assert container is not None
+    cost = CostFunction(model, container.learnable)
+    table = build_cost_table(container.learnable.channel_graph, model)
+    for n in (6, 5):
+        with torch.no_grad():
+            gate[n:] = 0.2
+        after = al.plan(model).after
+        weights, head = 2 * (4 * n * (5 + n) + 4 * n * (2 * n + n)), 2 * n * 10
+        assert after.parameters == weights + 2 * 2 * 2 * 4 * n + head + 10
+        assert after.multiply_adds == 2 * 4 * weights + 2 * head  # two examples of four steps
+        found = cost((gate > 0.5).double()[None], torch.zeros(1, 0).double())[0].tolist()
+        assert found == [after.parameters, after.multiply_adds]
+        price = marginal_costs(table, torch.tensor([float(n)]), table.multiply_adds)
+        assert price.item() == 2 * 4 * 2 * (4 * (5 + 2 * n) + 4 * 3 * 2 * n) + 2 * 2 * 10

@@ -104,7 +104,7 @@ def test_gpt_learns_a_text_and_its_compact_model_scores_the_same(
 @pytest.mark.parametrize(
     ("rest", "answer"),
     [
-        ("nowhere.txt", r"nowhere.txt.*No such file"),
+        ("nowhere.txt", r"nowhere.txt.*no such file"),
         ("few.txt", r"few.txt holds 3 characters.*window.* of 128"),
         ("bytes.txt", r"bytes.txt is no text in UTF-8"),
         ("same.txt:4", r"only one character, 'a'"),

@@ -219,6 +219,13 @@ def test_batches_of_other_sizes_are_tried_without_numbers_where_that_serves(
     assert SEEN[place : place + 4] == (["meta", "cpu"] * 2 if by_numpy else ["meta"] * 3 + ["cpu"])
 
 
+def test_devices_by_context_mean_the_same_after_a_trace() -> None:
+    torch.utils._device._device_constructors.cache_clear()
+    al.add_gates(BehindALeaf(by_numpy=False, by_batch=False), torch.randn(4, 8, 8))
+    with torch.device("meta"):
+        assert torch.arange(3).is_meta
+
+
 class AsksForClasses(Base):
     """Asks for the class of a traced value in all ways but `type`."""
 

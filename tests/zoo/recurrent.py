@@ -203,8 +203,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         SEQUENCE,
-        (5,),
-        note="zeros of a size that is written down keep all units",
+        (5, 7),
     ),
     kind(
         "lstm_with_projections",

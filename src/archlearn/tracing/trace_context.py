@@ -58,6 +58,8 @@ def plain_context(tracer: Any) -> Generator[None]:
     `torch.finfo(x.dtype)` and `torch.rand(3)` become calls, and `len(x)` is `x.shape[0]`. A part
     that is computed again for its gradients is followed like any other.
     """
+    with torch.device("cpu"):  # torch notes which functions make tensors when it is first asked
+        torch.empty(0)
     made = _replacements(tracer)
     with ONE_THREAD, _exchanging(made), torch.inference_mode(False), torch.enable_grad():
         yield

@@ -90,8 +90,8 @@ def _keep_units(step: OpCall, op: LinearOp, states: Tensor, units: Tensor) -> No
         if isinstance(given, Labels):
             ids, _ = step.constraints.read(given, given.ids.dim() - 1)
         if given is not None and bool((ids == FIXED).any()):
-            text = f"{op.layer!r} starts from a state hx of a fixed size"
-            step.constraints.block(own, text, "leave hx out where it is zeros")
+            text = f"{op.layer!r} starts from a state hx of numbers that are written down"
+            step.constraints.block(own, text, "leave hx out, or make it a parameter or a buffer")
         elif given is not None:
             step.constraints.tie(ids, own)
     if states is not units:
