@@ -209,9 +209,7 @@ def test_costs_by_layer_add_up_to_those_of_the_model() -> None:
     assert sum(costs.multiply_adds for costs in found.values()) == total.multiply_adds
 
 
-def test_a_recurrent_unit_costs_its_rows_and_columns_in_all_layers_and_directions() -> (
-    None
-):
+def test_a_recurrent_unit_costs_its_rows_and_columns_in_all_layers_and_directions() -> None:
     model, gate, _ = make_reader("lstm", bidirectional=True)
     container = find_container(model)
     assert container is not None
