@@ -385,7 +385,7 @@ NOTES = {
     "epochs at a constant rate of 0.02, and have 20 behind their cut (rows added when the others "
     "had been seen), or 40: 20 more in all than any other. Random channels of seeds 0 and 1 and "
     "learnt sizes of seed 0 have the widths that ours had with memory=0.98 (92.80 % in two seeds, "
-    "`learning-8ec1dd0.md`). Their strengths were fixed before: L0's on short runs of ResNet-20 "
+    "8ec1dd0). Their strengths were fixed before: L0's on short runs of ResNet-20 "
     "and ResNet-56 with train images alone, so that about half of the cost falls by "
     "itself (on the GPU just half of its gates were open then); that of L1 as "
     "Torch-Pruning's recipe has it, times rate and steps.",
@@ -421,14 +421,13 @@ NOT_RUN = (
     "printed are left: their files did not come back from the GPU's machine. Accuracies are whole "
     "in them, costs have four digits. "
     "Rows of da01e14, 09bf913 and 668cadeb are by the present default; all others that learn have "
-    "memory=0.98, and those that these took the place of are in `learning-8ec1dd0.md`. "
+    "memory=0.98. "
     "Rows of the ViT and of the GPT at 75 % are older than each head's own choice of channels "
     "(0626356; one seed of the GPT at da01e14: 0.0038 nats below plain), those "
     "of the Mixer than gates on its stream (c8474ed); those of variants, calm and "
-    "chosen than the count of neurons (8fe09bf), as are all rows of `learning-eadb3d5.md`. "
-    "Rows by the default of a7b2e33 (no gates on branches, streams and heads), with "
-    "rivals, a long run and runs without a budget, are in `learning-a7b2e33.md`; older ones in "
-    "`learning-f2ed5ed.md`."
+    "chosen than the count of neurons (8fe09bf). "
+    "Rows by earlier defaults, of 8ec1dd0, eadb3d5, a7b2e33 and f2ed5ed, are in this folder at "
+    "commit 43b96f63, as `learning-8ec1dd0.md` and so on."
 )
 
 
