@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import prune
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import archlearn as al
 
@@ -153,6 +154,39 @@ def test_a_gate_placed_by_hand_behind_a_recurrent_layer_closes_no_unit() -> None
         net.act.width[2] = 0.2
     with pytest.raises(al.SurgeryError, match="reads them at every step"):
         al.compact(net, example_inputs=torch.randn(2, 3, 5))
+
+
+class Packing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(6, 5, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.recurrent(pack_padded_sequence(x, lengths, batch_first=True))[1][-1]
+
+
+class BehindPacking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.packing, self.hidden, self.head = Packing(), nn.Linear(5, 7), nn.Linear(7, 2)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.head(F.relu(self.hidden(self.packing(x, lengths))))
+
+
+def test_a_part_that_packs_sequences_is_called_as_it_is() -> None:
+    inputs = torch.randn(3, 4, 6), torch.tensor([4, 3, 2])
+    with pytest.raises(
+        al.TracingError, match="call the recurrent layer and pad in a submodule"
+    ):
+        al.add_gates(Packing(), inputs)
+    model = al.add_gates(BehindPacking(), inputs)
+    assert "it packs sequences of several lengths" in str(al.inspect(model))
+    with torch.no_grad():
+        al.width_gates(model)["hidden"][:3] = 0.2
+    small: Any = al.compact(model.eval())
+    assert small.hidden.out_features == 4
+    torch.testing.assert_close(small(*inputs), model(*inputs))
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,10 @@ _OF_TWO: dict[Any, Any] = {
     **dict.fromkeys((torch.max, "max"), torch.maximum),
     **dict.fromkeys((torch.min, "min"), torch.minimum),
 }
+_PACKED = (
+    "it packs sequences of several lengths (pack_padded_sequence), which is not followed; pack, "
+    "call the recurrent layer and pad in a submodule of its own, which is called as it is"
+)
 _EMPTY, _ZEROS = torch.empty, torch.zeros  # while a model is traced, torch has others
 
 
@@ -190,6 +194,8 @@ class ArchTracer(fx.Tracer):
             return target(*args, **kwargs)
         if target is _EMPTY:  # no file may show what was in memory
             target, kwargs = _ZEROS, {k: v for k, v in kwargs.items() if k != "memory_format"}
+        if target is torch._VF._pack_padded_sequence:
+            raise Refusal(_PACKED)
         two = _OF_TWO.get(target)
         if two is not None and len(args) == 2 and all(map(self._is_tensor, args)):
             return super().create_proxy("call_function", two, args, kwargs)
