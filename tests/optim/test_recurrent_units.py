@@ -176,9 +176,7 @@ class BehindPacking(nn.Module):
 
 def test_a_part_that_packs_sequences_is_called_as_it_is() -> None:
     inputs = torch.randn(3, 4, 6), torch.tensor([4, 3, 2])
-    with pytest.raises(
-        al.TracingError, match="call the recurrent layer and pad in a submodule"
-    ):
+    with pytest.raises(al.TracingError, match="call the recurrent layer and pad in a submodule"):
         al.add_gates(Packing(), inputs)
     model = al.add_gates(BehindPacking(), inputs)
     assert "it packs sequences of several lengths" in str(al.inspect(model))
