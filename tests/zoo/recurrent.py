@@ -79,6 +79,28 @@ class FromZeros(Net):
         return self.head(y)
 
 
+class AllFromZeros(Net):
+    """A state for each layer and direction is made in `forward`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        h = torch.zeros(4, x.size(0), self.recurrent.hidden_size, dtype=x.dtype)
+        y, _ = self.recurrent(x, (h, x.new_zeros(4, x.size(0), 7)))
+        return self.head(y)
+
+
+class ConvLSTM(Net):
+    """Its states begin with zeros of images of a size that is written down."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = torch.zeros(x.size(0), 5, 6, 6, dtype=x.dtype)
+        for step in x.unbind(1):
+            i, f, o, g = self.cell(torch.cat([step, h], 1)).chunk(4, 1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+        return self.head(h)
+
+
 class Residual(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -204,6 +226,23 @@ KINDS: tuple[Kind, ...] = (
         ),
         SEQUENCE,
         (5, 7),
+    ),
+    kind(
+        "bilstm_of_layers_from_zeros",
+        parts(
+            AllFromZeros,
+            first=linear(6, 5),
+            recurrent=lambda: nn.LSTM(5, 7, 2, batch_first=True, bidirectional=True),
+            head=linear(14, 3),
+        ),
+        SEQUENCE,
+        (5, 7),
+    ),
+    kind(
+        "conv_lstm",
+        parts(ConvLSTM, cell=conv(8, 20), head=conv(5, 3)),
+        batch(2, 3, 6, 6),
+        (5,),
     ),
     kind(
         "lstm_with_projections",

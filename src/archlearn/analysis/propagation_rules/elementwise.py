@@ -1,7 +1,7 @@
 """Rules of elementwise operations: activations, where gates may be, arithmetic, casts, `where`."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -121,8 +121,8 @@ def create(step: OpCall) -> Any:
 def new(step: OpCall) -> Any:
     """`x.new_zeros(sizes)`: channels where x has them, if the sizes are those of x there.
 
-    Whatever is made of zeros may lose any of them; with x's channels it can be added to x. One size
-    that is a literal, beside others of x, is that of channels which zeros begin (ConvLSTM).
+    Whatever is made of zeros may lose any of them; with x's channels it can be added to x. Sizes
+    that are literals may be those of channels which zeros begin: states of an LSTM or a ConvLSTM.
     """
     x, dims = step.x, varying(step.x.ids)
     if not isinstance(step.out, Tensor):
@@ -135,16 +135,29 @@ def new(step: OpCall) -> Any:
     known = [size_of(size) or (None, 0) for size in sizes]
     holder, n = step.node.args[0], x.ids.dim()
     of_x = [i for i, (of, dim) in enumerate(known) if of is holder and dim % n in dims]
-    literals = [i for i, size in enumerate(sizes) if isinstance(size, int) and size > 1]
+    begun = _find_begun(sizes) if state == ZERO else None
     if len(dims) == len(of_x) == 1:
         ids, place = own.reshape(-1), of_x[0]
+    elif begun is not None:
+        ids, place = step.constraints.new_atoms(shape[begun]), begun
     elif len(shape) == n and dims and own.numel() and all(shape[d] == x.shape[d] for d in dims):
         return Labels(own.expand(shape), torch.tensor(state).expand(shape))
-    elif state == ZERO and len(literals) == 1 < len(sizes):
-        ids, place = step.constraints.new_atoms(shape[literals[0]]), literals[0]
     else:
         return fixed_out(step.out)
     return along(ids, torch.full_like(ids, state), shape, place)
+
+
+def _find_begun(sizes: Sequence[Any]) -> int | None:
+    """Return the dimension that channels lie along where zeros of literal sizes begin them.
+
+    The last one; of images the first behind a size that is computed, which is that of the batch.
+    """
+    is_literal = [isinstance(size, int) for size in sizes]
+    first = is_literal.index(False) if False in is_literal else 0
+    places = [i for i, size in enumerate(sizes) if is_literal[i] and size > 1 and len(sizes) > 1]
+    of_images = [i for i in places if i > first]
+    found = of_images[:1] if len(sizes) > 3 else places[-1:]
+    return found[0] if found else None
 
 
 def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> Any:

@@ -90,8 +90,9 @@ def _keep_units(step: OpCall, op: LinearOp, states: Tensor, units: Tensor) -> No
         if isinstance(given, Labels):
             ids, _ = step.constraints.read(given, given.ids.dim() - 1)
         if given is not None and bool((ids == FIXED).any()):
-            text = f"{op.layer!r} starts from a state hx of numbers that are written down"
-            step.constraints.block(own, text, "leave hx out, or make it a parameter or a buffer")
+            text = f"{op.layer!r} starts from a state hx that is given, or of numbers written down"
+            fix = "leave hx out, or make it a parameter, a buffer or x.new_zeros(...) in forward"
+            step.constraints.block(own, text, fix)
         elif given is not None:
             step.constraints.tie(ids, own)
     if states is not units:
