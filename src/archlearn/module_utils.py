@@ -123,7 +123,11 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
     for leaf in tree_leaves([vars(module) for module in model.modules()]):
         if isinstance(leaf, Tensor) and not leaf.is_leaf:
             known.setdefault(id(leaf), leaf.detach().clone())
-    return copy.deepcopy(model, known)
+    copied = copy.deepcopy(model, known)
+    for parameter in model.parameters():  # torch copies none of what a user noted on them
+        if id(parameter) in known:
+            vars(known[id(parameter)]).update(copy.deepcopy(vars(parameter), known))
+    return copied
 
 
 def find_part(net: nn.Module, path: str) -> nn.Module | None:

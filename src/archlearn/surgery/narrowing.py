@@ -94,8 +94,8 @@ def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[in
                 known[key] = torch.tensor(each.kept, device=old.device)
             kept[each.dim] = known[key]
         new = select_kept(old.detach(), kept)
-        is_parameter = isinstance(old, nn.Parameter)
-        made[id(old)] = nn.Parameter(new, old.requires_grad) if is_parameter else new
+        kind = type(old) if issubclass(type(old), nn.Parameter) else nn.Parameter
+        made[id(old)] = kind(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
     return made
 
 

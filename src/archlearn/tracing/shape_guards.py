@@ -37,6 +37,11 @@ from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.transformer_blocks import ASKS_FOR_TENSOR
 
 _OF_NUMPY = ("__array_struct__", "__array_interface__")  # ways to memory that is not there
+_ASKING = frozenset(
+    asking.__code__
+    for asking in (torch.is_tensor, *(type(k).__instancecheck__ for k in (nn.Parameter, nn.Buffer)))
+)
+"""Code of torch by which a user's code asks for a class."""
 _SIZES = ("shape", "ndim")
 _COUNTS = ("size", "dim", "numel", "ndimension", "nelement", "__len__")
 
@@ -56,7 +61,7 @@ class Asking:
         frame = sys._getframe(1)
         if frame.f_code is ASKS_FOR_TENSOR:
             return Tensor if self.node.op == "get_attr" else self.tracer.class_of(self)
-        is_asked = frame.f_code is torch.is_tensor.__code__ and frame.f_back is not None
+        is_asked = frame.f_code in _ASKING and frame.f_back is not None
         if is_asked and frame.f_back is not None:
             frame = frame.f_back
         if is_ours(frame.f_code.co_filename):  # torch itself asks thousands of times: be quick
@@ -109,11 +114,14 @@ class GuardedProxy(Asking, fx.Proxy):
     """A traced value."""
 
     def __getattr__(self, k: str) -> Any:
-        is_foreign = not hasattr(Tensor, k) and issubclass(self.tracer.class_of(self), Tensor)
+        own = self.tracer.own_parameter(self)
+        if own is not None and (k in _SIZES or k in vars(own)):
+            return getattr(own, k)
+        kind = Tensor if hasattr(Tensor, k) else self.tracer.class_of(self)
+        is_foreign = issubclass(kind, Tensor) and not hasattr(kind, k)
         if k in _OF_NUMPY or is_foreign:  # transformers asks each tensor whether it is one of jax
             raise AttributeError(k)
-        own = self.tracer.own_parameter(self) if k in _SIZES else None
-        return AskingAttribute(self, k) if own is None else getattr(own, k)
+        return AskingAttribute(self, k)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Let whoever reads the tensor by its name read the result; a view of it is not told."""

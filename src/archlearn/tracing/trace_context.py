@@ -15,7 +15,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.fx import _symbolic_trace
 
 from archlearn.op_table import CREATE, functions_with_rule
@@ -192,11 +192,7 @@ def _following(tracer: Any) -> Callable[..., Any]:
             return recorded  # such as math.sqrt
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = [each for each in leaves_of((args, kwargs)) if isinstance(each, fx.Proxy)]
-            if any(
-                each.node.op == "get_attr" or issubclass(tracer.class_of(each), Tensor)
-                for each in given
-            ):
+            if any(map(tracer.is_tensor, leaves_of((args, kwargs)))):
                 return tracer.try_to_follow(function, recorded, args, kwargs)
             return recorded(*args, **kwargs)
 
@@ -210,8 +206,7 @@ def _length(tracer: Any) -> Callable[[Any], Any]:
     own = len
 
     def length(of: Any, /) -> Any:
-        is_tensor = type(of) is GuardedProxy and issubclass(tracer.class_of(of), Tensor)
-        return of.shape[0] if is_tensor else own(of)
+        return of.shape[0] if type(of) is GuardedProxy and tracer.is_tensor(of) else own(of)
 
     return length
 

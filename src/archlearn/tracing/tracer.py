@@ -169,6 +169,8 @@ class ArchTracer(fx.Tracer):
             try:
                 return super().create_arg(a)
             except NotImplementedError as error:
+                if isinstance(a, type):
+                    raise TypeError(f"a trace cannot hold the class {a.__name__}") from error
                 is_cache = type(a).__name__.endswith("Cache")
                 fix = "return or pass on tensors in tuples, dicts or dataclasses"
                 raise TypeError(
@@ -197,7 +199,7 @@ class ArchTracer(fx.Tracer):
         if target is torch._VF._pack_padded_sequence:
             raise Refusal(_PACKED)
         two = _OF_TWO.get(target)
-        if two is not None and len(args) == 2 and all(map(self._is_tensor, args)):
+        if two is not None and len(args) == 2 and all(map(self.is_tensor, args)):
             return super().create_proxy("call_function", two, args, kwargs)
         if target is F.linear and (parts := _split_linear(args, kwargs)) is not None:
             x, weight, bias = parts
@@ -279,12 +281,13 @@ class ArchTracer(fx.Tracer):
     def class_of(self, proxy: Any) -> Any:
         """Return the class of the value that the example inputs give."""
         node: fx.Node = proxy.node
-        if self._runs is None or not node.op.startswith(("call", "placeholder")):
+        if self._runs is None:
             return type(proxy)
         answer = self._runs.answer(node, "class", self._find_live)
         return type(proxy) if answer.refusal else type(answer.value)
 
-    def _is_tensor(self, value: Any) -> bool:
+    def is_tensor(self, value: Any) -> bool:
+        """Return whether a value is traced, and a tensor."""
         is_traced = isinstance(value, fx.Proxy)
         return is_traced and (
             value.node.op == "get_attr" or issubclass(self.class_of(value), Tensor)
