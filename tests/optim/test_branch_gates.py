@@ -1,6 +1,6 @@
 """The gate optimiser closes residual branches where that pays, once they have grown."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -115,11 +115,11 @@ def test_what_is_known_inside_a_closed_branch_stands_still() -> None:
     assert not torch.equal(gates.state[outside]["mean"], before[1])
 
 
-def test_protected_layers_keep_their_branch() -> None:
+@pytest.mark.parametrize("kind", [list, iter])
+def test_protected_layers_keep_their_branch(kind: Callable[[list[str]], Iterable[str]]) -> None:
     model = al.add_gates(Net(1.0, 1e-3, 1.0, 1e-3), draw(0)[0])
-    gates = al.GateOptimizer(
-        model, 10, budget={"multiply_adds": "50%"}, protect=["blocks.1.inner", "blocks.3"]
-    )
+    names = kind(["blocks.1.inner", "blocks.3"])
+    gates = al.GateOptimizer(model, 10, budget={"multiply_adds": "50%"}, protect=names)
     gates.finish()
     assert not {"blocks.1", "blocks.3"} & set(closed(model))
 

@@ -4,7 +4,7 @@ import fnmatch
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -158,7 +158,7 @@ def width_steps(container: GateContainer, multiple_of: int) -> Tensor:
 
 def least_widths(
     container: GateContainer,
-    protect: Iterable[str],
+    protect: Collection[str],
     least_width: int,
     largest_cut: float,
     steps: Tensor,
@@ -170,7 +170,7 @@ def least_widths(
     least = torch.maximum(
         least, torch.tensor([group.least for group in channel_graph.groups]).long()
     )
-    for pattern in [protect] if isinstance(protect, str) else protect:
+    for pattern in protect:
         check_kind("a name in protect", pattern, str, 'give names of layers, such as ["head"]')
         rows = [ids for name, ids in container.learnable.rows if fnmatch.fnmatch(name, pattern)]
         held = [channel_graph.count_by_group(channels) > 0 for channels in rows]
@@ -185,15 +185,14 @@ def least_widths(
     return torch.minimum((least + steps - 1) // steps * steps, sizes)
 
 
-def find_protected(learnable: LearnableSites, protect: Iterable[str]) -> Tensor:
+def find_protected(learnable: LearnableSites, protect: Collection[str]) -> Tensor:
     """Return which layers must not be merged into the next, then which branches must stay.
 
     They are protected by name; so are the branches of protected layers.
     """
-    patterns = [protect] if isinstance(protect, str) else list(protect)
     named = [(pair.first,) for pair in learnable.mergeable.values()]
     named += [(branch.name, *branch.layers) for branch in learnable.branches.values()]
-    held = [any(fnmatch.fnmatch(name, p) for name in names for p in patterns) for names in named]
+    held = [any(fnmatch.fnmatch(name, p) for name in names for p in protect) for names in named]
     return torch.tensor(held, dtype=torch.bool)
 
 

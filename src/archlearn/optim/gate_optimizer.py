@@ -130,6 +130,7 @@ class GateOptimizer(torch.optim.Optimizer):
         check_arguments(total_steps, budget, width_cost, largest_cut, **counts)
         self.schedule = GateSchedule() if schedule is None else schedule
         check_kind("protect", protect, Iterable, 'give names of layers, such as ["head"]')
+        names = (protect,) if isinstance(protect, str) else tuple(protect)
         check_kind("schedule", self.schedule, GateSchedule, "give an archlearn.GateSchedule(...)")
         gates = [gate for gate in self._container.gates() if isinstance(gate, nn.Parameter)]
         if any(hasattr(gate, "full_tensor") for gate in gates):
@@ -159,10 +160,10 @@ class GateOptimizer(torch.optim.Optimizer):
         self._width_cost = width_cost
         self._multiple_of = multiple_of
         self._steps = width_steps(self._container, multiple_of)
-        self._least = least_widths(self._container, protect, least_width, largest_cut, self._steps)
+        self._least = least_widths(self._container, names, least_width, largest_cut, self._steps)
         learnable = self._container.learnable
         self._units = count_units(learnable)
-        self._protected = find_protected(learnable, protect)
+        self._protected = find_protected(learnable, names)
         n_groups = len(gates) - self._cost.n_depth - self._cost.n_branches
         self._branches: list[Tensor] = [*gates[n_groups + self._cost.n_depth :]]
         self._closable: list[Tensor] = [*gates[:n_groups], *self._branches]
