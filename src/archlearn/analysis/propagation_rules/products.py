@@ -107,8 +107,9 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
     along_letters = [{letters[dim] for dim in varying(labels.ids)} for labels, letters in factors]
     shape = torch.Size(sizes[c] for c in out)
     short, long = sorted((letters for _, letters in whole), key=len)
-    heads = set(out) & set(long)  # one for all heads may lack their index (einsum)
-    heads &= set(short) if len(short) == len(long) else heads
+    heads = [c for c in long if c in short and c in out]
+    if len(short) < len(long):  # one for all heads may lack their index (einsum)
+        heads += [c for c in long if c not in short and c in out]
     grid = _find_grid(heads, along_letters, out)
     if grid is not None and _loses_whole_heads(step, factors, grid):
         if step.may_gate_reads:
@@ -129,9 +130,9 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
     return filled(shape, FIXED, UNKNOWN), ids
 
 
-def _find_grid(heads: set[str], along_letters: list[set[str]], out: str) -> tuple[str, str] | None:
+def _find_grid(heads: list[str], along_letters: list[set[str]], out: str) -> tuple[str, str] | None:
     """Return the index of heads, and that of channels within them, where both could go."""
-    for c in heads & set[str]().union(*along_letters):
+    for c in [c for c in heads if any(c in found for found in along_letters)]:
         within = [found - {c} for found in along_letters]
         left = set[str]().union(*within)
         is_summed = all(within) and not left & set(out)
@@ -171,9 +172,10 @@ def _pass_grid(
     states: list[Tensor] = []
     for (original, _), (labels, letters) in zip(whole, factors, strict=True):
         if within not in letters or letters.index(within) not in varying(labels.ids):
-            ids, _ = step.constraints.read(labels, letters.index(heads))
-            rows = ids if rows is None else rows
-            step.constraints.tie(rows, ids)
+            if heads in letters:  # or else the same for all heads
+                ids, _ = step.constraints.read(labels, letters.index(heads))
+                rows = ids if rows is None else rows
+                step.constraints.tie(rows, ids)
         elif heads not in letters:  # one for all heads
             columns, state = step.constraints.read(labels, letters.index(within))
             states.append(state[None])
