@@ -1,6 +1,8 @@
 """What is said of a run fits into lines."""
 
+import io
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +117,14 @@ def test_images_are_counted_and_downloads_measured_in_bytes(
         show(what, 100, 3000)
     output = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
     assert all(part in output for part in shown)
+
+
+def test_signs_that_a_terminal_does_not_have_stop_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of no epoch is a dash."""
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    words = "learn --model mlp:5 --data digits --epochs 1 --threads 1 --no-report --out"
+    assert exit_code([*words.split(), str(tmp_path / "a")]) == 0
+    assert b"epoch   0  loss      ?  validation" in shown.getvalue()

@@ -3,6 +3,7 @@
 Nothing here imports torch: a command does that when it runs, so that help is shown at once.
 """
 
+import io
 import logging
 import math
 import os
@@ -61,6 +62,9 @@ def run_app(arguments: Sequence[str] | None = None) -> None:
     0: done; 1: refused or failed; 3: stopped, can be resumed; 130: interrupted, can be resumed;
     141: nobody reads the output any more, as behind `| head`.
     """
+    # A sign that the terminal does not have is no reason to stop.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     # Warnings of the library are seen once for all processes.
     first = os.environ.get("RANK", "0") == "0"
     level = logging.WARNING if first else logging.ERROR
