@@ -327,3 +327,12 @@ def test_a_failure_leaves_the_file_that_was_there_and_nothing_else(
 def test_digits_of_no_size_or_beyond_any_memory_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="a number of pixels up to 512, as in digits:28"):
         load_examples(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [("folder:", "folder:DIR"), ("idx", "idx:DIR"), ("tiny-shakespeare", "tiny-shakespeare:FILE")],
+)
+def test_data_of_a_kind_without_a_place_are_refused(name: str, right: str) -> None:
+    with pytest.raises(InputError, match=f"'{name}' does not say where .* write {right}$"):
+        load_examples(name)

@@ -105,7 +105,7 @@ def test_gpt_learns_a_text_and_its_compact_model_scores_the_same(
     ("rest", "answer"),
     [
         ("nowhere.txt", r"nowhere.txt.*no such file"),
-        ("few.txt", r"few.txt holds 3 characters.*window.* of 128"),
+        ("few.txt", r"holds 3 characters.*window.* of 128.* tiny-shakespeare:.*few.txt:16$"),
         ("bytes.txt", r"bytes.txt is no text in UTF-8"),
         ("same.txt:4", r"only one character, 'a'"),
     ],

@@ -62,6 +62,9 @@ def load_examples(
         DataError: If it cannot be read.
     """
     kind, _, rest = name.partition(":")
+    for known in DATASETS:
+        if not rest and known in (f"{kind}:DIR", f"{kind}:FILE"):
+            raise InputError(f"{name!r} does not say where the data are; write {known}")
     if name == "mnist":
         try:
             return load_mnist(progress)
@@ -85,15 +88,15 @@ def load_examples(
                 "as in digits:28"
             )
         return load_digits(int(rest) if rest else None)
-    if kind == "idx" and rest:
+    if kind == "idx":
         folder = Path(rest).expanduser()
         contents = read_idx_folder(folder)
         return examples_of_idx(contents, name=folder.name, source=f"folder {folder}")
-    if kind in IMAGE_LAYOUTS and rest:
+    if kind in IMAGE_LAYOUTS:
         path, side = _path_and_number(rest, IMAGE_SIDE)
         reading = ImageReading(progress=progress, skip_broken=skip_broken, side=side)
         return IMAGE_LAYOUTS[kind](path, reading)
-    if kind == "tiny-shakespeare" and rest:
+    if kind == "tiny-shakespeare":
         return load_text(*_path_and_number(rest, WINDOW_LENGTH))
     return _from_user(name)
 

@@ -343,7 +343,7 @@ def load_text(path: Path, length: int = WINDOW_LENGTH) -> Examples:
         raise DataError(
             f"{path} holds {len(tokens):,} characters, and its last tenth, the test part, no "
             f"window of {length} and the character behind it; give a longer text, or a shorter "
-            f"window, as {path}:16"
+            f"window, as tiny-shakespeare:{path}:16"
         )
     return Examples(
         name=path.name,
