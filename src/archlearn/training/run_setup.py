@@ -138,8 +138,8 @@ def open_session(
     batch = settings.batch_size
     if batch is None or not n_parts <= batch <= n_train:
         raise SettingsError(
-            f"batches of {batch} were asked for, but there are {n_train} train examples and "
-            f"{n_parts} processes times accumulated parts; choose from {n_parts} to {n_train}"
+            f"batch_size is {batch}; give --batch-size a whole number from {n_parts} (processes "
+            f"times --accumulate) to {n_train} (train examples)"
         )
     seed_everything(settings.seed, 0)
     if network is None:
