@@ -239,7 +239,7 @@ def _sum_by_gate(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Te
     """Return for each gate the sum of the values of what writes its channels, by layer."""
     container = find_container(model)
     assert container is not None
-    channel_graph = container.learnable.channel_graph
+    channel_graph = container.channel_graph
     place_of, sizes = channel_graph.gate_places(), channel_graph.group_sizes().tolist()
     flat = torch.zeros(sum(sizes))
     for name, value in values.items():

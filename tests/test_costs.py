@@ -214,7 +214,7 @@ def test_a_recurrent_unit_costs_its_rows_and_columns_in_all_layers_and_direction
     container = find_container(model)
     assert container is not None
     cost = CostFunction(model, container.learnable)
-    table = build_cost_table(container.learnable.channel_graph, model)
+    table = build_cost_table(container.channel_graph, model)
     for n in (6, 5):
         with torch.no_grad():
             gate[n:] = 0.2

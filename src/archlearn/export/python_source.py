@@ -25,13 +25,7 @@ from archlearn.serialization.layer_registry import (
     merge_classes,
     rotary_classes_in,
 )
-from archlearn.serialization.loading import (
-    add_tensors_,
-    build_modules,
-    check_order,
-    is_chain,
-    rebuild_graph,
-)
+from archlearn.serialization.loading import is_chain, rebuild_parts
 from archlearn.serialization.saving import describe_model
 from archlearn.serialization.schema import Description, TensorEntry
 from archlearn.serialization.values import decode, is_identifier, name_operation
@@ -111,11 +105,7 @@ class _Source:
         self._description = description
         self._inputs = inputs
         self._entries = {entry.name: entry for entry in description.modules}
-        self.root = build_modules(description, merge_classes(None))
-        add_tensors_(self.root, description)
-        described = [description.evaluation, description.training_graph]
-        self._graphs = [rebuild_graph(self.root, each) for each in described if each is not None]
-        check_order(self.root, description.shared_modules, self._graphs)
+        self.root, self._graphs = rebuild_parts(description, merge_classes(None))
         self._remove_unused()
 
     def _remove_unused(self) -> None:

@@ -330,19 +330,18 @@ def add_gates(
 
 def bind_gates_(net: nn.Module, container: GateContainer) -> None:
     """Give a model its gates, and a `forward` in which they act."""
-    channel_graph = container.learnable.channel_graph
-    container.set_cost_table(build_cost_table(channel_graph, net))
+    container.set_cost_table(build_cost_table(container.channel_graph, net))
     reference = find_reference(net)
     assert reference is not None  # or nothing could be learnt
     add_container_(net, container)
     _bind_forward_(net, container)
     container.to(reference if reference.is_floating_point() else reference.real)
-    if channel_graph.traces.mode_readers:
-        setattr(net, MODE_READERS, channel_graph.traces.mode_readers)
+    if container.channel_graph.traces.mode_readers:
+        setattr(net, MODE_READERS, container.channel_graph.traces.mode_readers)
 
 
 def _bind_forward_(net: nn.Module, container: GateContainer) -> None:
-    channel_graph = container.learnable.channel_graph
+    channel_graph = container.channel_graph
     graphs = [insert_gates(net, container, place) for place in range(len(channel_graph.graphs))]
     bind_graphs_(net, graphs, "Gated", channel_graph.traces.all_blocks)
 

@@ -117,7 +117,7 @@ def known_inputs(model: nn.Module, example_inputs: object = None) -> ExampleInpu
     container = find_container(model)
     known = getattr(model, EXAMPLE, None)
     if container is not None:
-        known = container.learnable.channel_graph.inputs
+        known = container.channel_graph.inputs
     if known is None:
         raise InputError(
             f"{type(model).__name__} does not know its inputs; give example_inputs, as one call "

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.cost_model import CostTable
 from archlearn.errors import InputError
 from archlearn.gating.selection import LearnableSites
@@ -116,6 +117,11 @@ class GateContainer(nn.Module):
         self._register_prices(learnable, sizes)
 
     @property
+    def channel_graph(self) -> ChannelGraph:
+        """All that is known of the model's channels."""
+        return self.learnable.channel_graph
+
+    @property
     def home(self) -> nn.Module:
         """The module that holds the width gates."""
         return getattr(self, self.home_name)
@@ -192,7 +198,7 @@ class GateContainer(nn.Module):
 
     def probes(self) -> dict[str, nn.Parameter]:
         """Return the probes by the name of their group."""
-        groups = self.learnable.channel_graph.groups
+        groups = self.channel_graph.groups
         names = [groups[place].name for place in self._with_heads]
         return {name: getattr(self.probe, gate_key(name)) for name in names}
 
@@ -206,7 +212,7 @@ class GateContainer(nn.Module):
         """Return whether each channel goes, if these gates of each group do."""
         orders = self.orders() if orders is None else orders
         ranks = {name: order.argsort(dim=1, stable=True) for name, order in orders.items()}
-        return self.learnable.channel_graph.find_dropped(gone, ranks)
+        return self.channel_graph.find_dropped(gone, ranks)
 
     def names_of_heads(self, place: int) -> tuple[str, str] | None:
         """Return the names of a group's order and probe, as the model finds them; None without."""
@@ -217,7 +223,7 @@ class GateContainer(nn.Module):
 
     def place_of_site(self, name: str) -> int:
         """Return where the depth gate of a site stands in `gates`."""
-        return len(self.learnable.channel_graph.groups) + list(self.learnable.mergeable).index(name)
+        return len(self.channel_graph.groups) + list(self.learnable.mergeable).index(name)
 
     def place_of_branch(self, name: str) -> int:
         """Return where the gate of a branch stands in `gates`."""
@@ -225,7 +231,7 @@ class GateContainer(nn.Module):
 
     def width_gates(self) -> dict[str, nn.Parameter]:
         """Return the width gates by the name of their group."""
-        groups = self.learnable.channel_graph.groups
+        groups = self.channel_graph.groups
         return {group.name: getattr(self.home, gate_key(group.name)) for group in groups}
 
     def depth_gates(self) -> dict[str, nn.Parameter]:
@@ -317,7 +323,7 @@ class GateContainer(nn.Module):
         channel that is not learnt, or whose gate stands still. Two or three rows of places where
         channels go with any of so many.
         """
-        channel_graph = self.learnable.channel_graph
+        channel_graph = self.channel_graph
         known = channel_graph.groups_among(channels)
         groups = [place for place in known if place >= 0 and place not in self.standing]
         members = [channel_graph.groups[place] for place in groups]
@@ -407,38 +413,31 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
     What it does not hold is put back: the model may come from the meta device.
     """
     container: Any = module._modules.get(CONTAINER)
-    own = container.home_name if isinstance(container, GateContainer) else None
+    front = f"{prefix}{CONTAINER}."
+    saved = {key.removeprefix(front): state[key] for key in state if key.startswith(front)}
     for kind, home in _HOMES.items():
-        if own not in (None, home) and any(
-            k.startswith(f"{prefix}{CONTAINER}.{home}.") for k in state
-        ):
+        if home != container.home_name and any(key.startswith(f"{home}.") for key in saved):
             raise InputError(
                 f"the state_dict has width gates of the kind {kind!r}, but the model was made "
                 f"with the other; call add_gates(..., kind={kind!r}), and load it into that"
             )
-    if isinstance(container, GateContainer):
-        _check_places(container, state, f"{prefix}{CONTAINER}.kept.")
-        if any(
-            key.startswith(f"{prefix}{CONTAINER}.") for key in state
-        ):  # older ones have no orders
-            for name, probe in container.probes().items():
-                first = torch.arange(probe.shape[1]).repeat(len(probe), 1)
-                state.setdefault(f"{prefix}{CONTAINER}.order.{gate_key(name)}", first)
-                state.setdefault(
-                    f"{prefix}{CONTAINER}.probe.{gate_key(name)}", torch.zeros(probe.shape)
-                )
-        container.restore_constants_()
+    if saved:
+        _check_places(container, saved)
+        for name, probe in container.probes().items():  # older ones have no orders
+            first = torch.arange(probe.shape[1]).repeat(len(probe), 1)
+            state.setdefault(f"{front}order.{gate_key(name)}", first)
+            state.setdefault(f"{front}probe.{gate_key(name)}", torch.zeros(probe.shape))
+    container.restore_constants_()
 
 
-def _check_places(container: GateContainer, state: dict[str, Any], prefix: str) -> None:
+def _check_places(container: GateContainer, saved: dict[str, Any]) -> None:
     """Refuse the `state_dict` of a model that other channels have been cut out of."""
-    own = {f"{prefix}{key}": place for key, place in container.places.items()}
-    saved = {key: place for key, place in state.items() if key.startswith(prefix)}
-    has_gates = any(key.startswith(prefix.removesuffix("kept.")) for key in state)
-    if has_gates and (own.keys() != saved.keys() or any(
+    own = {f"kept.{key}": place for key, place in container.places.items()}
+    places = {key: place for key, place in saved.items() if key.startswith("kept.")}
+    if own.keys() != places.keys() or any(
         own[key].shape != place.shape or not torch.equal(own[key], place.cpu().long())
-        for key, place in saved.items()
-    )):  # fmt: skip
+        for key, place in places.items()
+    ):
         raise InputError(
             "the state_dict is of a model that other channels have been cut out of than of this "
             "one; on the model as add_gates makes it, call archlearn.shrink_(model, optimizer, "

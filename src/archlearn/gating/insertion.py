@@ -207,7 +207,7 @@ def insert_gates(net: nn.Module, container: GateContainer, place: int) -> fx.Gra
 
     Activations in front of a depth gate no longer work in place.
     """
-    channel_graph = container.learnable.channel_graph
+    channel_graph = container.channel_graph
     graph, nodes = copy_with_marks(channel_graph.traces, place)
     standing = container.standing
     leave_out_branches_(graph, nodes, container.learnable, container.left_out(), place)
@@ -236,13 +236,14 @@ def insert_gates(net: nn.Module, container: GateContainer, place: int) -> fx.Gra
         channels = channel_graph.root[read.ids]
         if name not in nodes:
             continue
-        if rule_for(by_name[name], net) in (across_channels, group_norm):
+        rule = rule_for(by_name[name], net)
+        if rule in (across_channels, group_norm):
             writer.gate_norm(nodes[name], channels)
-        elif rule_for(by_name[name], net) is pooling.mean:
+        elif rule is pooling.mean:
             writer.gate_mean(nodes[name], channels, read.dim)
-        elif rule_for(by_name[name], net) is pooling.variance:
+        elif rule is pooling.variance:
             writer.gate_variance(nodes[name], channels, read.dim)
-        elif rule_for(by_name[name], net) is unit_length:
+        elif rule is unit_length:
             writer.gate_length(nodes[name], channels, read.dim)
         elif (plane := _plane_of_heads(channel_graph, place, by_name[name])) is not None:
             writer.gate_heads(nodes[name], plane)
@@ -385,13 +386,12 @@ class _Writer:
 
     def gate_read(self, node: fx.Node, channels: Tensor, dim: int) -> None:
         """Let a call read its input through gates; calls that read the same share the product."""
-        groups, index = self.container.find(channels)
-        if not groups:
+        width = self._find_gates(channels)
+        if width is None:
             return
         source = node.all_input_nodes[0]
         key = source, tuple(channels.tolist())
         if key not in self.read:
-            width = self._assemble(groups, index)
             with self.graph.inserting_before(node):
                 self.read[key] = self.graph.call_function(gate_channels, (source, width, dim))
         self._let_read(node, self.read[key])
@@ -399,7 +399,7 @@ class _Writer:
     def gate_heads(self, node: fx.Node, plane: ReadPlane) -> None:
         """Let a product read its first factor through gates, others in each head."""
         groups, index = self.container.find(plane.ids.reshape(-1))
-        channel_graph = self.container.learnable.channel_graph
+        channel_graph = self.container.channel_graph
         if all(channel_graph.groups[group].heads is None for group in groups):
             return
         assert index is not None  # heads have gates of their own
@@ -437,39 +437,35 @@ class _Writer:
 
     def _gate_inside(self, node: fx.Node, channels: Tensor, function: Any, *more: Any) -> None:
         """Put a function of a call's input, and of the gates of its channels, in its place."""
-        groups, index = self.container.find(channels)
-        if groups:
-            width = self._assemble(groups, index)
+        width = self._find_gates(channels)
+        if width is not None:
             self._replace(node, function, node.all_input_nodes[0], width, *more)
 
-    def _replace(self, node: fx.Node, function: Any, *arguments: Any) -> None:
+    def _replace(self, node: fx.Node, function: Any, *arguments: Any, **named: Any) -> None:
         with self.graph.inserting_before(node):
-            made = self.graph.call_function(function, arguments)
+            made = self.graph.call_function(function, arguments, named)
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
 
     def _gate_behind(self, node: fx.Node, channels: Tensor, function: Any, *more: Any) -> None:
         """Let all that read a node read a function of it and of the gates of its channels."""
-        groups, index = self.container.find(channels)
-        if not groups:
+        width = self._find_gates(channels)
+        if width is None:
             return
         with self.graph.inserting_after(node):
-            gated = self.graph.call_function(function, (node,))
-        with self.graph.inserting_before(gated):
-            width = self._assemble(groups, index)
+            gated = self.graph.call_function(function, (node, width, *more))
         node.replace_all_uses_with(gated, delete_user_cb=lambda user: user is not gated)
-        gated.args = (node, width, *more)
 
     def gate_norm(self, node: fx.Node, channels: Tensor) -> None:
         """Let a LayerNorm, RMSNorm or GroupNorm take its statistics over the open channels."""
-        groups, index = self.container.find(channels)
-        if not groups:
+        width = self._find_gates(channels)
+        if width is None:
             return
         x, call = node.all_input_nodes[0], self.graph.call_function
         with self.graph.inserting_before(node):
             function, arguments = self._read_norm(node)
             n_groups = arguments[-1] if function is masked_group_norm else 1
-            opened = self._weigh(self._assemble(groups, index), n_groups)
+            opened = self._weigh(width, n_groups)
             if node.op == "call_module":  # it is not called any more, but its hooks are
                 call(begin_block, (node.name, str(node.target), (x,), {}, ()))
             made = call(function, (x, opened, *arguments))
@@ -538,8 +534,7 @@ class _Writer:
 
     def gate_columns(self, node: fx.Node, reader: Reader) -> None:
         """Let a layer read its input through the gates, by scaling its weight."""
-        groups, index = self.container.find(reader.channels)
-        width = self._assemble(groups, index)
+        width = self._find_gates(reader.channels)
         with self.graph.inserting_before(node):
             layer = self.graph.get_attr(reader.op.layer)
         source = node.all_input_nodes[0]
@@ -547,16 +542,11 @@ class _Writer:
 
     def gate_units(self, node: fx.Node, channels: Tensor) -> None:
         """Let a recurrent layer read its own units through the gates, by scaling its weights."""
-        groups, index = self.container.find(channels)
-        if not groups:
-            return
-        width = self._assemble(groups, index)
-        with self.graph.inserting_before(node):
-            layer = self.graph.get_attr(str(node.target))
-            arguments = (layer, width, *node.args)
-            made = self.graph.call_function(call_recurrent, arguments, dict(node.kwargs))
-        node.replace_all_uses_with(made)
-        self.graph.erase_node(node)
+        width = self._find_gates(channels)
+        if width is not None:
+            with self.graph.inserting_before(node):
+                layer = self.graph.get_attr(str(node.target))
+            self._replace(node, call_recurrent, layer, width, *node.args, **node.kwargs)
 
     def mix_linear(self, node: fx.Node, site: Site) -> fx.Node:
         """Put the depth gate of a site behind a node."""
@@ -580,6 +570,11 @@ class _Writer:
                 gates = self._prepare(gates_of_heads, (gates, order, probe))
             self.assembled[place] = gates
         return self.assembled[place]
+
+    def _find_gates(self, channels: Tensor) -> fx.Node | None:
+        """Return the gates of some channels, or None if none of them is learnt."""
+        groups, index = self.container.find(channels)
+        return self._assemble(groups, index) if groups else None
 
     def _assemble(self, groups: list[int], index: Tensor | None) -> fx.Node:
         """Return the gates of a site, which all sites with the same channels share."""

@@ -52,7 +52,7 @@ def fold_gates_into_weights(model: nn.Module) -> nn.Module:
     gates = list(container.width_gates().values())
     with evaluating(made):
         scale = join_gates(container()[: len(gates)])
-    for layer, places in find_writers(container.learnable.channel_graph, made):
+    for layer, places in find_writers(container.channel_graph, made):
         rows = scale.new_ones(len(places))
         rows[places >= 0] = scale[places[places >= 0]]
         for parameter in made.get_submodule(layer)._parameters.values():

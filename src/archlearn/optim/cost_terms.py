@@ -312,26 +312,24 @@ class CostTerms:
 
     def _find_folds(self) -> None:
         """Write which gates make a constant that a layer without a bias must take up."""
-        self.folds: dict[str, set[int]] = {}
+        folds: dict[str, set[int]] = {}
         for layer, channels, constant in find_constant_inputs(self.model, self.channel_graph):
             gates = self.gate_of[self.channel_graph.parents[:, channels[constant]]]
             found = set(gates[gates < self.n_gates].tolist())
             if found:
-                self.folds.setdefault(layer, set()).update(found)
-        layers = [
-            n for n in self.folds if getattr(find_module(self.model, n), "bias", None) is None
-        ]
+                folds.setdefault(layer, set()).update(found)
+        modules = {name: find_module(self.model, name) for name in folds}
+        layers = [name for name, m in modules.items() if getattr(m, "bias", None) is None]
         self.fold_layers = {name: place for place, name in enumerate(layers)}
         self.n_folds = len(layers)
-        gates = [as_indices(sorted(self.folds[name])) for name in layers]
+        gates = [as_indices(sorted(folds[name])) for name in layers]
         self.fold_columns = [(each, torch.ones_like(each)) for each in gates]
-        self._tables["fold_full"] = as_numbers([len(each) for each in gates])
-        self._tables["fold_out"] = torch.tensor(
-            [self.slot(f"{layer}.weight", 0) for layer in layers], dtype=torch.long
-        )
-        self._tables["fold_presence"] = as_indices(
-            [self.presence_of_tensor(f"{n}.weight") for n in layers]
-        )
+        weights = [f"{name}.weight" for name in layers]
+        self._tables |= {
+            "fold_full": as_numbers([len(each) for each in gates]),
+            "fold_out": as_indices([self.slot(weight, 0) for weight in weights]),
+            "fold_presence": as_indices([self.presence_of_tensor(weight) for weight in weights]),
+        }
 
     def _find_computed(self) -> None:
         """Write the layers whose weights are computed: touched, they become plain."""
@@ -358,15 +356,18 @@ class CostTerms:
                 rows.append(slots)
                 rests.append(rest)
                 owners.append(owner)
-        touched = torch.tensor(touch, dtype=torch.long).view(-1, 2)
-        folded = torch.tensor(folds, dtype=torch.long).view(-1, 2)
-        self._tables["touch_dim"], self._tables["touch_owner"] = touched.unbind(1)
-        self._tables["fold_touch"], self._tables["fold_owner"] = folded.unbind(1)
-        self._tables["computed_presence"] = as_indices(presences)
-        self._tables["computed_before"] = torch.tensor(before, dtype=torch.float64)
-        self._tables["computed_dims"] = self._pad(rows)
-        self._tables["computed_rest"] = torch.tensor(rests, dtype=torch.float64)
-        self._tables["computed_owner"] = torch.tensor(owners, dtype=torch.long)
+        touched, folded = (as_indices(pairs).view(-1, 2) for pairs in (touch, folds))
+        self._tables |= {
+            "touch_dim": touched[:, 0],
+            "touch_owner": touched[:, 1],
+            "fold_touch": folded[:, 0],
+            "fold_owner": folded[:, 1],
+            "computed_presence": as_indices(presences),
+            "computed_before": as_numbers(before),
+            "computed_dims": self._pad(rows),
+            "computed_rest": as_numbers(rests),
+            "computed_owner": as_indices(owners),
+        }
 
     def _find_times(self, calls: Mapping[str, tuple[float, float, float]]) -> None:
         """Write how long each call takes, by what it reads, writes and multiplies.

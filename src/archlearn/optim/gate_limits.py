@@ -142,7 +142,7 @@ def width_steps(container: GateContainer, multiple_of: int) -> Tensor:
 
     Fewer than `multiple_of` where a gate stands for several channels of every layer.
     """
-    channel_graph = container.learnable.channel_graph
+    channel_graph = container.channel_graph
     sizes = channel_graph.group_sizes()
     channels = torch.zeros_like(sizes)
     for ids in channel_graph.dims.values():
@@ -164,12 +164,11 @@ def least_widths(
     steps: Tensor,
 ) -> Tensor:
     """Return how many gates of each group must stay open, in steps of so many."""
-    channel_graph = container.learnable.channel_graph
+    channel_graph = container.channel_graph
     sizes = channel_graph.group_sizes()
     least = torch.ceil(sizes * (1.0 - largest_cut) - 1e-9).long().clamp(min=least_width)
-    least = torch.maximum(
-        least, torch.tensor([group.least for group in channel_graph.groups]).long()
-    )
+    fewest = torch.tensor([group.least for group in channel_graph.groups], dtype=torch.long)
+    least = torch.maximum(least, fewest)
     for pattern in protect:
         check_kind("a name in protect", pattern, str, 'give names of layers, such as ["head"]')
         rows = [ids for name, ids in container.learnable.rows if fnmatch.fnmatch(name, pattern)]
@@ -198,28 +197,15 @@ def find_protected(learnable: LearnableSites, protect: Collection[str]) -> Tenso
 
 def find_inside(learnable: LearnableSites, inner: Tensor) -> Tensor:
     """Return for each branch which groups, depth gates and branch gates are inside it."""
-    gone = [
-        learnable.removals.gone_tensors(frozenset({place}))
-        for place in range(len(learnable.branches))
-    ]
-    calls = [
-        learnable.removals.gone_calls(0, frozenset({place}))
-        for place in range(len(learnable.branches))
-    ]
-    mergeable = [
-        [f"{pair.first}.weight" in each for pair in learnable.mergeable.values()] for each in gone
-    ]
+    weights = [f"{pair.first}.weight" for pair in learnable.mergeable.values()]
     additions = [branch.additions[0].node for branch in learnable.branches.values()]
-    nested = [[node in each for node in additions] for each in calls]
-    n_branches = len(learnable.branches)
-    return torch.cat(
-        [
-            inner,
-            torch.tensor(mergeable, dtype=torch.bool).view(n_branches, len(learnable.mergeable)),
-            torch.tensor(nested, dtype=torch.bool).view(n_branches, n_branches),
-        ],
-        1,
-    )
+    n_branches, inside = len(learnable.branches), list[list[bool]]()
+    for alone in (frozenset({place}) for place in range(n_branches)):
+        tensors = learnable.removals.gone_tensors(alone)
+        calls = learnable.removals.gone_calls(0, alone)
+        inside.append([*(w in tensors for w in weights), *(node in calls for node in additions)])
+    others = torch.tensor(inside, dtype=torch.bool).view(n_branches, len(weights) + n_branches)
+    return torch.cat([inner, others], 1)
 
 
 def count_units(learnable: LearnableSites) -> Tensor:

@@ -156,14 +156,13 @@ class GateOptimizer(torch.optim.Optimizer):
             self._latency_check = LatencyCheck(self._owner, self._latency.device)
             self.param_groups[0][LATENCY] = asdict(self._latency)
         self._take_costs()
-        self._n_examples = count_examples(self._container.learnable.channel_graph.inputs)
+        self._n_examples = count_examples(self._container.channel_graph.inputs)
         self._width_cost = width_cost
         self._multiple_of = multiple_of
         self._steps = width_steps(self._container, multiple_of)
         self._least = least_widths(self._container, names, least_width, largest_cut, self._steps)
-        learnable = self._container.learnable
-        self._units = count_units(learnable)
-        self._protected = find_protected(learnable, names)
+        self._units = count_units(self._learnable)
+        self._protected = find_protected(self._learnable, names)
         n_groups = len(gates) - self._cost.n_depth - self._cost.n_branches
         self._branches: list[Tensor] = [*gates[n_groups + self._cost.n_depth :]]
         self._closable: list[Tensor] = [*gates[:n_groups], *self._branches]
@@ -201,15 +200,13 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _take_costs(self) -> None:
         """Learn what the network costs, and which channels can be cut out while it is trained."""
-        self._learnable = self._container.learnable
-        channel_graph = self._container.learnable.channel_graph
+        learnable = self._learnable = self._container.learnable
+        channel_graph, left_out = learnable.channel_graph, self._container.left_out()
         scale = self._cost.time_scale if hasattr(self, "_cost") else 1.0
-        self._cost = CostFunction(self._owner, self._container.learnable, self._latency)
+        self._cost = CostFunction(self._owner, learnable, self._latency)
         self._cost.time_scale = scale
-        left_out = self._container.left_out()
-        self._left_out = torch.tensor(
-            [name in left_out for name in self._container.learnable.branches], dtype=torch.bool
-        )
+        is_left_out = [name in left_out for name in learnable.branches]
+        self._left_out = torch.tensor(is_left_out, dtype=torch.bool)
         opened = torch.ones(1, self._cost.n_width, dtype=torch.float64)
         gone = torch.cat([torch.zeros(self._cost.n_depth), self._left_out]).double()
         self._computed = name_costs(self._cost(opened, gone[None])[0])
@@ -218,18 +215,17 @@ class GateOptimizer(torch.optim.Optimizer):
         can_go = find_sliceable(self._owner, channel_graph)
         gates = [group.channels for group in channel_graph.groups]
         self._can_go = can_go[torch.cat([*gates, channel_graph.root[:0]])]
-        inner = self._container.learnable.inner_groups()
+        inner = learnable.inner_groups()
         self._inner = inner[:, self._cost.group]
-        self._inside = find_inside(self._container.learnable, inner)
+        self._inside = find_inside(learnable, inner)
         is_coarse = channel_graph.coarse_groups()[self._cost.group]
         self._is_large = torch.cat([is_coarse, torch.ones_like(gone, dtype=torch.bool)])
         self._has_large = bool(self._is_large.any())
-        self._neuron_counts = NeuronCounts(self._container.learnable)
+        self._neuron_counts = NeuronCounts(learnable)
         groups = {group.name: place for place, group in enumerate(channel_graph.groups)}
         counts = [(place, gate.numel()) for place, gate in enumerate(self._container.gates())]
-        counts += [
-            (groups[name], probe.numel()) for name, probe in self._container.probes().items()
-        ]
+        probes = self._container.probes().items()
+        counts += [(groups[name], probe.numel()) for name, probe in probes]
         places, sizes = torch.tensor(counts, dtype=torch.long).view(-1, 2).unbind(1)
         self._parameter_of_gate = torch.repeat_interleave(places, sizes)
         self._rates: Tensor | None = None
@@ -353,7 +349,7 @@ class GateOptimizer(torch.optim.Optimizer):
         closed, branches = self._find_closed()
         closed |= (branches[:, None] & self._inner).any(0)
         closed &= self._can_go
-        groups = self._container.learnable.channel_graph.groups
+        groups = self._container.channel_graph.groups
         multiple = math.lcm(self._multiple_of, _GPU_MULTIPLE if closed.is_cuda else 1)
         steps = width_steps(self._container, multiple).tolist()
         pieces = closed.split([len(group.channels) for group in groups])
@@ -420,7 +416,7 @@ class GateOptimizer(torch.optim.Optimizer):
         """Go on with a model whose channels `shrink_` has cut out."""
         self._take_costs()
         self._stood = None
-        sizes = self._container.learnable.channel_graph.group_sizes().to(self._least.device)
+        sizes = self._container.channel_graph.group_sizes().to(self._least.device)
         self._least = torch.minimum(self._least, sizes)
         self._remember()
 
@@ -564,7 +560,7 @@ class GateOptimizer(torch.optim.Optimizer):
         orders, probes = self._container.orders(), self._container.probes()
         if not probes:
             return
-        groups = self._container.learnable.channel_graph.groups
+        groups = self._container.channel_graph.groups
         sizes = [len(group.channels) for group in groups]
         states = zip(groups, opened.split(sizes), closed.split(sizes), strict=True)
         for group, is_open, for_good in states:

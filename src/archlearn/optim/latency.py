@@ -74,7 +74,7 @@ def measure_latency(model: nn.Module, device: str | torch.device | None = None) 
     place = torch.device(device or (reference.device if reference is not None else "cpu"))
     networks = _make_networks(owner, container, place)
     runs = [_CallTimer(network, graph, place) for network, graph in networks]
-    inputs = place_inputs(owner, container.learnable.channel_graph.inputs).to(place)
+    inputs = place_inputs(owner, container.channel_graph.inputs).to(place)
     with torch.no_grad(), evaluating(*(network for network, _ in networks)):
         start, n_rounds = time.perf_counter(), 0
         while time.perf_counter() < start + _SECONDS or n_rounds <= _LEAST_ROUNDS:
@@ -82,23 +82,18 @@ def measure_latency(model: nn.Module, device: str | torch.device | None = None) 
                 run.run(*values_for(graph, inputs.copy()))
             n_rounds += 1
     # Surgery writes some calls anew, by other names; checks of whole networks see what they take.
-    names = [node.name for node in container.learnable.channel_graph.graphs[0].nodes]
+    names = [node.name for node in container.channel_graph.graphs[0].nodes]
     timed = {name: [run for run in runs if name in run.seconds] for name in names}
     fitted = {name: _fit(found, name) for name, found in timed.items() if found}
-    table = LatencyTable(
-        str(place), count_examples(container.learnable.channel_graph.inputs), fitted
-    )
+    table = LatencyTable(str(place), count_examples(container.channel_graph.inputs), fitted)
     return _agree(table)
 
 
 def check_table(table: LatencyTable, container: GateContainer) -> None:
     """Raise if a table was measured on another network, or for another batch."""
     check_kind("latency", table, LatencyTable, "give what measure_latency(model) returns")
-    channel_graph = container.learnable.channel_graph
-    n_examples, known = (
-        count_examples(channel_graph.inputs),
-        {n.name for n in channel_graph.graphs[0].nodes},
-    )
+    n_examples = count_examples(container.channel_graph.inputs)
+    known = {node.name for node in container.channel_graph.graphs[0].nodes}
     strange = [name for name in table.calls if name not in known]
     if strange or table.batch_size != n_examples:
         found = (
@@ -116,20 +111,14 @@ class LatencyCheck:
     def __init__(self, owner: nn.Module, device: str) -> None:
         self._owner, self._device = owner, torch.device(device)
         container: GateContainer = getattr(owner, CONTAINER)
-        whole = Decision(
-            container.learnable,
-            torch.zeros(len(container.learnable.channel_graph.root)) > 0,
-            (),
-            (),
-        )
+        nothing = torch.zeros(len(container.channel_graph.root), dtype=torch.bool)
+        whole = Decision(container.learnable, nothing, ())
         self._original = _make_network(owner, whole, self._device)
 
     def share(self) -> float:
         """Return the time of the network that gates leave now, as a part of the original's."""
         container: GateContainer = getattr(self._owner, CONTAINER)
-        inputs = place_inputs(self._owner, container.learnable.channel_graph.inputs).to(
-            self._device
-        )
+        inputs = place_inputs(self._owner, container.channel_graph.inputs).to(self._device)
         now = _make_network(self._owner, decide(self._owner), self._device)
         calls: list[Callable[[], object]] = []
         for network, graph in (self._original, now):
@@ -145,20 +134,18 @@ def _make_networks(
     owner: nn.Module, container: GateContainer, device: torch.device
 ) -> list[tuple[nn.Module, fx.Graph]]:
     """Return compact models of random widths, the first as wide as it is."""
-    channel_graph = container.learnable.channel_graph
+    groups = container.channel_graph.groups
     random = torch.Generator().manual_seed(0)
     made: list[tuple[nn.Module, fx.Graph]] = []
     for place in range(_N_NETWORKS):
-        gone = [
-            torch.zeros(len(group.channels), dtype=torch.bool) for group in channel_graph.groups
-        ]
-        for group, is_gone in zip(channel_graph.groups, gone, strict=True) if place else ():
+        gone = [torch.zeros(len(group.channels), dtype=torch.bool) for group in groups]
+        for group, is_gone in zip(groups, gone, strict=True) if place else ():
             size = len(is_gone)
             share = _LEAST_SHARE + (1 - _LEAST_SHARE) * torch.rand((), generator=random).item()
             order = torch.randperm(size, generator=random)
             is_gone[order[max(group.least, round(size * share)) :]] = True
-        dropped = channel_graph.find_dropped(gone)
-        made.append(_make_network(owner, Decision(container.learnable, dropped, (), ()), device))
+        dropped = container.channel_graph.find_dropped(gone)
+        made.append(_make_network(owner, Decision(container.learnable, dropped, ()), device))
     return made
 
 

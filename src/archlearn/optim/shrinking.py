@@ -210,16 +210,13 @@ def _find_kept(
     if learners:
         closed, branches = learners[0].closed_for_good(), learners[0].branches_closed_for_good()
     else:
-        can_go = find_sliceable(owner, container.learnable.channel_graph)
-        groups, gates = container.learnable.channel_graph.groups, container.width_gates()
-        closed = {
-            group.name: (open_gates(gates[group.name], group.least).cpu() < 0.5)
-            & can_go[group.channels]
-            for group in groups
-        }
-        branches = [
-            name for name, gate in container.branch_gates().items() if not bool(is_open(gate))
-        ]
+        can_go = find_sliceable(owner, container.channel_graph)
+        closed: dict[str, Tensor] = {}
+        groups, gates = container.channel_graph.groups, container.width_gates().values()
+        for group, gate in zip(groups, gates, strict=True):
+            is_closed = open_gates(gate, group.least).cpu() < 0.5
+            closed[group.name] = is_closed & can_go[group.channels]
+        branches = [n for n, gate in container.branch_gates().items() if not bool(is_open(gate))]
     left_out = {*branches, *container.left_out()}
     in_order = tuple(name for name in container.learnable.branches if name in left_out)
     stays = {name: _keep_two(~gone.cpu()) for name, gone in closed.items()}
@@ -249,8 +246,7 @@ def _read_kept(container: GateContainer, state: Mapping[str, Any]) -> _Rest:
     """Return what a `state_dict` still has."""
     found: dict[str, Tensor] = {}
     for name, own in container.original_places().items():
-        end = f"{CONTAINER}.kept.{gate_key(name)}"
-        saved = next((value for key, value in state.items() if key.endswith(end)), None)
+        saved = _find_saved(state, f"kept.{gate_key(name)}")
         stays = torch.ones(len(own), dtype=torch.bool)
         if saved is not None:
             stays = torch.isin(own.cpu(), saved.cpu())
@@ -260,13 +256,15 @@ def _read_kept(container: GateContainer, state: Mapping[str, Any]) -> _Rest:
                 "call shrink_ on a model that has them still"
             )
         found[name] = stays
-    left_out, standing = (
-        next((v for key, v in state.items() if key.endswith(f"{CONTAINER}.kept.{name}")), None)
-        for name in (LEFT_OUT, STANDING)
-    )
-    flags = () if left_out is None else left_out.tolist()
+    flags = _find_saved(state, f"kept.{LEFT_OUT}")
+    left_out = () if flags is None else compress(container.learnable.branches, flags.tolist())
     orders = {name: _read_order(container, name, found, state) for name in container.orders()}
-    return _Rest(found, tuple(compress(container.learnable.branches, flags)), standing, orders)
+    return _Rest(found, tuple(left_out), _find_saved(state, f"kept.{STANDING}"), orders)
+
+
+def _find_saved(state: Mapping[str, Any], key: str) -> Any:
+    """Return what a `state_dict` has under a name of the gates', or None."""
+    return next((v for name, v in state.items() if name.endswith(f"{CONTAINER}.{key}")), None)
 
 
 def _read_order(
@@ -274,8 +272,7 @@ def _read_order(
 ) -> Tensor:
     """Return the order of a group in which gates that stay stand for what a `state_dict` has."""
     order = container.orders()[name].cpu().clone()
-    end = f"{CONTAINER}.order.{gate_key(name)}"
-    saved = next((value for key, value in state.items() if key.endswith(end)), None)
+    saved = _find_saved(state, f"order.{gate_key(name)}")
     if saved is None:
         return order
     heads = torch.nonzero(_stays_of_heads(container, name, stays)).flatten()
@@ -287,7 +284,7 @@ def _read_order(
 
 def _stays_of_heads(container: GateContainer, name: str, stays: dict[str, Tensor]) -> Tensor:
     """Return which heads of a group stay."""
-    channel_graph = container.learnable.channel_graph
+    channel_graph = container.channel_graph
     group = next(group for group in channel_graph.groups if group.name == name)
     kept = torch.ones(len(channel_graph.root), dtype=torch.bool)
     for each in channel_graph.groups:
@@ -295,19 +292,12 @@ def _stays_of_heads(container: GateContainer, name: str, stays: dict[str, Tensor
     return kept[group.heads]
 
 
-def _prepare(
-    owner: nn.Module,
-    container: GateContainer,
-    rest: _Rest,
-    *,
-    is_same: bool,
-) -> _Cut:
+def _prepare(owner: nn.Module, container: GateContainer, rest: _Rest, *, is_same: bool) -> _Cut:
     """Return a smaller copy of the model with gates, and what was kept; nothing is changed."""
-    channel_graph, stays = container.learnable.channel_graph, rest.stays
+    channel_graph, stays = container.channel_graph, rest.stays
     gone = (~stays[group.name] for group in channel_graph.groups)
     dropped = container.find_dropped(gone, rest.orders)
-    modes = modes_of(owner)
-    inputs = place_inputs(owner, channel_graph.inputs)
+    modes, inputs = modes_of(owner), place_inputs(owner, channel_graph.inputs)
     with evaluating(owner):
         decision = Decision(container.learnable, dropped, ())
         plan = write_plan(owner, decision, "parameters")
@@ -323,13 +313,8 @@ def _prepare(
         fresh.leave_out_(rest.left_out)
         places = {name: torch.nonzero(each).flatten() for name, each in stays.items()}
         _copy_gates_(container, fresh, places)
-        in_heads = {
-            name: {
-                0: torch.nonzero(_stays_of_heads(container, name, stays)).flatten(),
-                1: places[name],
-            }
-            for name in rest.orders
-        }
+        heads = {n: torch.nonzero(_stays_of_heads(container, n, stays)) for n in rest.orders}
+        in_heads = {name: {0: found.flatten(), 1: places[name]} for name, found in heads.items()}
         for name, order in fresh.orders().items():
             order.copy_(select_kept(rest.orders[name].cpu(), in_heads[name]))
         if rest.standing is not None:
@@ -410,14 +395,13 @@ def _slice_states(
                 new[key] = select_kept(value, kept)
             elif not _is_single(value):
                 shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                advice = "use an optimiser such as SGD or AdamW, or train on without shrink_"
+                if is_loading:
+                    advice = "load states of optimisers behind shrink_(..., like=state_dict)"
                 raise InputError(
                     f"cannot shrink with {type(optimizer).__name__}: its {key!r} for {name!r} is "
                     f"{shape}, not {tuple(parameter.shape)}, so it cannot be cut index by index; "
-                    + (
-                        "load states of optimisers behind shrink_(..., like=state_dict)"
-                        if is_loading
-                        else "use an optimiser such as SGD or AdamW, or train on without shrink_"
-                    )
+                    f"{advice}"
                 )
         found.append((state, new))
     return found
@@ -448,10 +432,9 @@ def _note_cut_(owner: nn.Module, cut: _Cut, like: Mapping[str, Any] | None) -> N
     }
     n_shrinks = old.n_shrinks + 1
     if like is not None:
-        end = f"{CONTAINER}.shrinks"
-        n_shrinks = next((int(v) for key, v in like.items() if key.endswith(end)), n_shrinks)
-    device = old.gates()[0].device
-    new.note_cut_(places, torch.tensor(n_shrinks, device=device))
+        saved = _find_saved(like, "shrinks")
+        n_shrinks = n_shrinks if saved is None else int(saved)
+    new.note_cut_(places, torch.tensor(n_shrinks, device=old.gates()[0].device))
     new.original_costs = old.original_costs or CostFunction(owner, old.learnable).extremes()[0]
     new.original_sizes, new.original_widths = old.original_sizes, old.original_widths
     new.budget, new.n_loads = old.budget, old.n_loads

@@ -366,13 +366,24 @@ def _named_tuple(target: dict[str, object]) -> Callable[..., Any]:
             raise FileError(f"it returns the tuple {shorten(target)}, which is not one")
 
 
-def rebuild(description: Description, modules: Mapping[str, type[Any]]) -> nn.Module:
-    """Return the described model on the meta device, where it takes no memory for its numbers."""
+def rebuild_parts(
+    description: Description, modules: Mapping[str, type[Any]]
+) -> tuple[nn.Module, list[fx.Graph]]:
+    """Return the described modules and tensors, on the meta device, and the graphs that call them.
+
+    There they take no memory for their numbers.
+    """
     root = build_modules(description, modules)
     add_tensors_(root, description)
     described = [description.evaluation, description.training_graph]
     graphs = [rebuild_graph(root, each) for each in described if each is not None]
     check_order(root, description.shared_modules, graphs)
+    return root, graphs
+
+
+def rebuild(description: Description, modules: Mapping[str, type[Any]]) -> nn.Module:
+    """Return the described model, without its numbers."""
+    root, graphs = rebuild_parts(description, modules)
     if is_chain(description):
         return root
     name = description.class_name

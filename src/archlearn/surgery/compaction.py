@@ -28,7 +28,6 @@ from archlearn.module_utils import (
 from archlearn.surgery.graph_rewriter import Rewriter
 from archlearn.surgery.narrowing import (
     apply_merges_,
-    blocks_left,
     find_shifts,
     narrowed_tensors,
     remove_tensors_,
@@ -166,12 +165,10 @@ def _make(
     """Return the compact model with its `forward`, its certificate and its example."""
     small, graphs, changed = apply_plan(model, decision, plan)
     doubles = cast_(small, {name: tensor.dtype for name, tensor in tensors_of(model)})
-    channel_graph = decision.learnable.channel_graph
-    traces = replace(
-        channel_graph.traces,
-        graphs=tuple(graphs),
-        blocks=blocks_left(channel_graph.traces.blocks, small),
-    )
+    traces = decision.learnable.channel_graph.traces
+    names = {name for name, _ in small.named_modules(remove_duplicate=False)}
+    left = (tuple(call for call in calls if call.path in names) for calls in traces.blocks)
+    traces = replace(traces, graphs=tuple(graphs), blocks=tuple(left))
     comparison = Comparison((model, small), doubles, inputs, is_derived=True)
     certificate = _finish_(small, comparison, traces, changed, certified=certified)
     setattr(small, CERTIFICATE, certificate)

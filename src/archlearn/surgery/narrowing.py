@@ -17,7 +17,7 @@ from archlearn.surgery.merging import fold_batch_norm, merge_convolutions, merge
 from archlearn.surgery.plan import Narrowing, Plan
 from archlearn.tracing.block_hooks import MARKS
 from archlearn.tracing.generated_forward import MODE_READERS
-from archlearn.tracing.symbolic_trace import Blocks, ExampleInputs
+from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.verification.precision import exchanging, to_float64
 
 
@@ -224,9 +224,3 @@ def _remove_(module: nn.Module, gone: set[int], called: set[nn.Module]) -> None:
             module._modules[name] = nn.Identity()
         else:
             _remove_(child, gone, called)
-
-
-def blocks_left(blocks: tuple[Blocks, ...], net: nn.Module) -> tuple[Blocks, ...]:
-    """Return the calls of blocks that are still there."""
-    names = {name for name, _ in net.named_modules(remove_duplicate=False)}
-    return tuple(tuple(call for call in calls if call.path in names) for calls in blocks)

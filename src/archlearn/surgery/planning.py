@@ -82,7 +82,7 @@ def decide(model: nn.Module, example_inputs: object = None) -> Decision:
     for name, gate in [*widths.items(), *depths.items(), *branches.items()]:
         check_gate(name, gate)
     container.check_standing()
-    channel_graph = container.learnable.channel_graph
+    channel_graph = container.channel_graph
     pairs = zip(channel_graph.groups, widths.values(), strict=True)
     dropped = container.find_dropped(open_gates(gate, group.least) < 0.5 for group, gate in pairs)
     linear = tuple(site for site, gate in depths.items() if bool(is_open(gate)))

@@ -149,7 +149,7 @@ def find_slices(gated: nn.Module, group: str) -> list[GroupSlice]:
     """Return the dimensions of parameters that hold a group's channels and no others."""
     container = find_container(gated)
     assert container is not None
-    graph, parameters = container.learnable.channel_graph, dict(gated.named_parameters())
+    graph, parameters = container.channel_graph, dict(gated.named_parameters())
     channels = next(each.channels for each in graph.groups if each.name == group)
     order = torch.argsort(channels)
     return [
