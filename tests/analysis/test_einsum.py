@@ -74,3 +74,59 @@ def test_one_matrix_of_weights_for_all_heads_leaves_the_heads_of_values(letters:
     gates = {name: len(gate) for name, gate in al.width_gates(gated).items()}
     assert gates == {"stem": WIDTH, "v": HEADS, "v/2": SIZE}
     check_exact(gated)
+
+
+def turned(y: Tensor) -> Tensor:
+    return y.transpose(1, 2)
+
+
+SPELLINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "explicit": lambda q, k, v: torch.einsum(
+        "bhij,bjhd->bihd", torch.einsum("bihd,bjhd->bhij", q, k).softmax(-1), v
+    ),
+    "swapped": lambda q, k, v: torch.einsum(
+        "bjhd,bhij->bihd", v, torch.einsum("bjhd,bihd->bhij", k, q).softmax(-1)
+    ),
+    "ellipsis": lambda q, k, v: turned(
+        torch.einsum(
+            "... i j, ... j d -> ... i d",
+            torch.einsum("... i d, ... j d -> ... i j", turned(q), turned(k)).softmax(-1),
+            turned(v),
+        )
+    ),
+    "ellipsis of the batch": lambda q, k, v: torch.einsum(
+        "...hqk,...khd->...qhd", torch.einsum("...qhd,...khd->...hqk", q, k).softmax(-1), v
+    ),
+    "ellipsis in the middle": lambda q, k, v: torch.einsum(
+        "b...ij,bj...d->bi...d", torch.einsum("bi...d,bj...d->b...ij", q, k).softmax(-1), v
+    ),
+    "implicit output": lambda q, k, v: turned(
+        torch.einsum(
+            "...ic,...cz", torch.einsum("...iz,...jz", turned(q), turned(k)).softmax(-1), turned(v)
+        )
+    ),
+    "capital letters": lambda q, k, v: torch.einsum(
+        "BHLS,BSHE->BLHE", [torch.einsum("BLHE,BSHE->BHLS", [q, k]).softmax(-1), v]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_each_spelling_loses_heads_and_channels_within(name: str) -> None:
+    net = Attention(SPELLINGS[name]).double()
+    gated = al.add_gates(net, draw(2, 6, 5))
+    gates = {name: len(gate) for name, gate in al.width_gates(gated).items()}
+    assert gates == {"stem": WIDTH, "q": HEADS, "q/2": SIZE, "v": SIZE}
+    check_exact(gated)
+
+
+def test_dots_stand_for_fewer_dimensions_of_keys_that_all_rows_share() -> None:
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.einsum("...hid,...hjd->...hij", turned(q), turned(k)[0])
+        return turned(torch.einsum("...hij,...hjd->...hid", scores.softmax(-1), turned(v)[0]))
+
+    gated = al.add_gates(Attention(attend).double(), draw(2, 6, 5))
+    gates = {name: len(gate) for name, gate in al.width_gates(gated).items()}
+    assert gates == {"stem": WIDTH, "q": HEADS, "q/2": SIZE, "v": SIZE}
+    check_exact(gated)

@@ -54,14 +54,27 @@ def matmul(step: OpCall) -> Any:
 def einsum(step: OpCall) -> Any:
     """`einsum("bhid,bhjd->bhij", q, k)` of two tensors."""
     equation = step.args[0] if step.args else None
-    if not isinstance(equation, str) or len(step.labels) != 2 or "." in equation:
+    if not isinstance(equation, str) or len(step.labels) != 2:
         return opaque(step)
-    left, arrow, out = equation.replace(" ", "").partition("->")
-    letters = left.split(",")
-    has_diagonal = any(len(set(part)) < len(part) for part in letters)
-    if not arrow or len(letters) != 2 or has_diagonal:
+    letters, out = _read_equation(equation, [labels.ids.dim() for labels in step.labels])
+    if any(len(set(part)) < len(part) for part in letters):  # a diagonal
         return opaque(step)
     return _multiply(step, list(zip(step.labels, letters, strict=True)), out)
+
+
+def _read_equation(equation: str, n_dims: list[int]) -> tuple[list[str], str]:
+    """Return the indices of each factor and of the result; those of `...` have letters, too."""
+    left, arrow, out = equation.replace(" ", "").replace("...", ".").partition("->")
+    parts = left.split(",")
+    spare = [c for c in string.ascii_letters if c not in left]
+    others = [
+        "".join(reversed(spare[: n + 1 - len(part)])) if "." in part else ""
+        for part, n in zip(parts, n_dims, strict=True)
+    ]
+    if not arrow:
+        out = "." + "".join(sorted(c for c in left if c.isalpha() and left.count(c) == 1))
+    letters = [part.replace(".", rest) for part, rest in zip(parts, others, strict=True)]
+    return letters, out.replace(".", max(others, key=len))
 
 
 def attention(step: OpCall) -> Any:
