@@ -174,6 +174,15 @@ def test_settings_that_no_run_can_have_are_refused(
     assert answer in capsys.readouterr().err
 
 
+def test_a_folder_that_no_checkpoint_could_be_read_from_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name has the byte ff in it."""
+    assert code_of("learn --model mlp:5 --data digits", tmp_path / "a\udcff") == 1
+    assert r"a\udcff' is not UTF-8, and no checkpoint" in capsys.readouterr().err
+    assert list(tmp_path.glob("a*")) == []
+
+
 def test_compact_refuses_a_multiple_of_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

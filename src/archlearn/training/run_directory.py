@@ -87,6 +87,13 @@ COMPACT, REPORT, LATENCY_FILE = "compact.safetensors", "report.html", "latency.j
 @contextmanager
 def open_new_folder(folder: Path) -> Generator[None]:
     """Make and lock the folder of a new run; if the run never begins, nothing is left of it."""
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError:
+        raise SettingsError(
+            f"the name of the folder {str(folder)!a} is not UTF-8, and no checkpoint could be "
+            "read from there; choose another --out"
+        ) from None
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with explaining_no_access(folder):
