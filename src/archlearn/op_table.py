@@ -24,7 +24,7 @@ from archlearn.nn.norms import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
 
 ACTIVATE, PRODUCT = "elementwise.activate", "linear.linear"
-CREATE = "elementwise.create"
+CREATE, CREATE_LIKE = "elementwise.create", "elementwise.new"
 LINEAR, CONV, TRANSPOSED = "linear", "convolution", "transposed convolution"
 RECURRENT = "recurrent layer"
 KIND, RANK, SIZES = 0, 1, 2
@@ -342,7 +342,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
     ),
     _op("Tensor.expand_as", "reshape.expand_as", narrowed_by="expand"),
     *_alike(
-        "elementwise.new",
+        CREATE_LIKE,
         "Tensor.new_zeros",
         "Tensor.new_ones",
         "Tensor.new_full",
@@ -511,10 +511,10 @@ ATTRIBUTES: dict[str, AttributeSpec] = {
 }
 
 
-def functions_with_rule(rule: str) -> list[str]:
-    """Return the names of torch's functions that have a rule."""
+def functions_with_rule(rule: str, home: str = "torch") -> list[str]:
+    """Return the names of torch's functions, or of tensors' methods, that have a rule."""
     calls = [call for spec in OPERATIONS if spec.rule == rule for call in spec.calls]
-    return [call.removeprefix("torch.") for call in calls if call.startswith("torch.")]
+    return [name for at, _, name in (call.rpartition(".") for call in calls) if at == home]
 
 
 def spec_of(node: fx.Node, net: nn.Module) -> OpSpec | None:

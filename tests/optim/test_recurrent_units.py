@@ -127,6 +127,30 @@ def test_layers_that_were_pruned_and_hooked_since_are_gated_all_the_same() -> No
     assert (al.compact(model)(x) - expected).abs().max() < 1e-10
 
 
+STARTS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "of a parameter": lambda net, x: next(net.parameters()).new_zeros(1, x.size(0), 6),
+    "a learning leaf": lambda _, x: torch.zeros(1, x.size(0), 6, dtype=x.dtype).requires_grad_(),
+    "a Variable": lambda _, x: torch.autograd.Variable(x.new_zeros(1, x.size(0), 6)),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_zeros_that_units_start_from_are_made_in_many_ways(name: str, tmp_path: Path) -> None:
+    class FromZeros(Reader):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.recurrent(x, STARTS[name](self, x))[0])
+
+    model = al.add_gates(FromZeros(nn.GRU(5, 6, batch_first=True)), torch.randn(2, 3, 5))
+    (gate,) = al.width_gates(model).values()
+    with torch.no_grad():
+        gate[[1, 4]] = 0.2
+    small: Any = al.compact(model)
+    assert small.recurrent.hidden_size == 4
+    al.save(small, tmp_path / "small.safetensors")
+    x = torch.randn(3, 7, 5)
+    torch.testing.assert_close(al.load(tmp_path / "small.safetensors")(x), model.eval()(x))
+
+
 class FromOnes(Reader):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.recurrent(x, torch.ones(1, len(x), 6))[0])

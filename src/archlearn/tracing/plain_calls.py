@@ -63,8 +63,14 @@ def read_shapes_(graph: fx.Graph) -> None:
 
 
 def read_creations_(graph: fx.Graph) -> None:
-    """Write `torch.zeros(2, x.size(1))` as `x.new_zeros(...)`, which has channels where x has."""
+    """Write `torch.zeros(2, x.size(1))` as `x.new_zeros(...)`, which has channels where x has.
+
+    Nobody asks for the gradient of what a call has made: `requires_grad_` is left out there.
+    """
     for node in graph.nodes:
+        if node.target == "requires_grad_" and node.args[0].op.startswith("call"):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
         sizes: Any = node.args[0] if len(node.args) == 1 else node.args
         if node.target not in _CREATIONS or not isinstance(sizes, tuple | list):
             continue

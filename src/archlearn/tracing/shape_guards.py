@@ -23,7 +23,17 @@ from torch.fx.proxy import Attribute
 
 from archlearn.module_utils import copy_model, evaluating, find_module, unnoticed
 from archlearn.nn.functional import with_items
-from archlearn.op_table import ATTRIBUTES, KIND, RANK, SIZES, about_of, saved_calls, works_in_place
+from archlearn.op_table import (
+    ATTRIBUTES,
+    CREATE_LIKE,
+    KIND,
+    RANK,
+    SIZES,
+    about_of,
+    functions_with_rule,
+    saved_calls,
+    works_in_place,
+)
 from archlearn.tracing.example_inputs import ExampleInputs, check_argument, check_kind, values_for
 from archlearn.tracing.fx_utils import (
     asks_for_class,
@@ -43,6 +53,7 @@ _ASKING = frozenset(
 )
 """Code of torch by which a user's code asks for a class."""
 _SIZES = ("shape", "ndim")
+_NEW = functions_with_rule(CREATE_LIKE, "Tensor")
 _COUNTS = ("size", "dim", "numel", "ndimension", "nelement", "__len__")
 
 
@@ -206,6 +217,8 @@ def describes(user: fx.Node, node: fx.Node) -> bool:
     """Return whether a call reads of a tensor only what type it has and where it is."""
     if user.op == "call_method" and user.target in ("to", "type_as"):
         return user.args[0] is not node
+    if user.op == "call_method" and user.target in _NEW:
+        return True
     return topic_of(user) == KIND
 
 

@@ -11,14 +11,14 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, MethodDescriptorType
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.fx import _symbolic_trace
 
-from archlearn.op_table import CREATE, functions_with_rule
+from archlearn.op_table import CREATE, CREATE_LIKE, functions_with_rule
 from archlearn.tracing.fx_utils import is_ours, leaves_of
 from archlearn.tracing.rng import RECORDED
 from archlearn.tracing.shape_guards import GuardedProxy, Refusal, is_untraced
@@ -45,9 +45,10 @@ _FUNCTIONALS = ("avg_pool1d", "avg_pool2d", "avg_pool3d", "scaled_dot_product_at
 _RECORDED: tuple[tuple[Any, str], ...] = (
     *((torch, name) for name in (*_CREATORS, *_TAKING_SIZES)),
     *((torch.nn.functional, name) for name in _FUNCTIONALS),
+    *((Tensor, name) for name in functions_with_rule(CREATE_LIKE, "Tensor")),
 )
 """What is often given a size, a dtype, a list or an answer about one. Torch 2.6 and 2.7 refuse a
-traced one there before torch.fx hears of the call."""
+traced one there before torch.fx hears of the call, and methods of a parameter always do."""
 
 
 @contextmanager
@@ -128,6 +129,7 @@ def _replacements(tracer: Any) -> list[tuple[Any, str, Any]]:
         *[(home, name, _recording(getattr(home, name), tracer)) for home, name in _RECORDED],
         (builtins, "len", _length(tracer)),
         (torch.jit.ScriptFunction, "__call__", _call_scripted),
+        (type(torch.autograd.Variable), "__call__", _call_variable),
         (_symbolic_trace, "_create_wrapped_func", _following(tracer)),
     ]
     again: Any = sys.modules.get("torch.utils.checkpoint")
@@ -179,6 +181,12 @@ def _call_scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
     return inner(*args, **kwargs)
 
 
+def _call_variable(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return a traced tensor as it is: so is `Variable(x)` since torch 0.4."""
+    is_traced = bool(args) and isinstance(args[0], fx.Proxy)
+    return args[0] if is_traced else type.__call__(kind, *args, **kwargs)
+
+
 def _following(tracer: Any) -> Callable[..., Any]:
     """Return what stands for functions that `torch.fx.wrap` hides: follow those of tensors.
 
@@ -219,6 +227,8 @@ def _recording(function: Callable[..., Any], tracer: fx.Tracer) -> Callable[...,
         is_traced = any(isinstance(leaf, fx.Proxy) for leaf in leaves_of((args, kwargs)))
         if threading.get_ident() != thread or not (draws or is_traced):
             return function(*args, **kwargs)
+        if isinstance(function, MethodDescriptorType):
+            return tracer.create_proxy("call_method", function.__name__, args, kwargs)
         return tracer.create_proxy("call_function", function, args, kwargs)
 
     return record
