@@ -124,9 +124,9 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
         if isinstance(leaf, Tensor) and not leaf.is_leaf:
             known.setdefault(id(leaf), leaf.detach().clone())
     copied = copy.deepcopy(model, known)
-    for parameter in model.parameters():  # torch copies none of what a user noted on them
-        if id(parameter) in known:
-            vars(known[id(parameter)]).update(copy.deepcopy(vars(parameter), known))
+    for _, tensor in tensors_of(model):  # what a user noted on parameters, torch leaves out
+        if id(tensor) in known:
+            vars(known[id(tensor)]).update(copy.deepcopy(vars(tensor), known))
     return copied
 
 

@@ -62,15 +62,17 @@ class OwnBuffer(Net):
 
 
 class Noted(Net):
-    """A parameter has a note, as weights have that an optimiser is not to let decay."""
+    """Tensors have notes, as weights have that an optimiser is not to let decay."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale.is_used, self.scale.factor = True, 3.0  # pyright: ignore
+        self.register_buffer("table", torch.rand(8).double())  # a cast would lose what is noted
+        self.table.shift = 0.5  # pyright: ignore
 
     def between(self, h: Tensor) -> Tensor:
         if getattr(self.scale, "is_used", False) and not hasattr(self.first.weight, "is_used"):
-            h = h * self.scale * self.scale.factor  # pyright: ignore
+            h = h * self.scale * self.scale.factor + self.table * self.table.shift  # pyright: ignore
         return h
 
 
@@ -88,7 +90,7 @@ def test_a_class_and_notes_of_the_models_own_tensors_are_known(network: type[Net
     for each in (model, small):
         assert type(each.scale) is type(net.scale)
         assert type(each.table) is type(net.table)
-        assert vars(each.scale) == vars(net.scale)
+        assert (vars(each.scale), vars(each.table)) == (vars(net.scale), vars(net.table))
 
 
 class Casting(Net):

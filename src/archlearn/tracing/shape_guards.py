@@ -125,8 +125,9 @@ class GuardedProxy(Asking, fx.Proxy):
     """A traced value."""
 
     def __getattr__(self, k: str) -> Any:
-        own = self.tracer.own_parameter(self)
-        if own is not None and (k in _SIZES or k in vars(own)):
+        own = self.tracer.own_tensor(self)
+        has_size = k in _SIZES and isinstance(own, nn.Parameter)  # a buffer may be exchanged
+        if own is not None and (has_size or k in vars(own)):
             return getattr(own, k)
         kind = Tensor if hasattr(Tensor, k) else self.tracer.class_of(self)
         is_foreign = issubclass(kind, Tensor) and not hasattr(kind, k)
@@ -149,8 +150,8 @@ class AskingAttribute(Asking, Attribute):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call a method; of a parameter, those that ask for its sizes are answered at once."""
-        own = self.tracer.own_parameter(self.root) if self.attr in _COUNTS else None
-        if own is None:
+        own = self.tracer.own_tensor(self.root) if self.attr in _COUNTS else None
+        if not isinstance(own, nn.Parameter):
             made = super().__call__(*args, **kwargs)
             if not works_in_place(self.attr) or type(self.root) is not GuardedProxy:
                 return made

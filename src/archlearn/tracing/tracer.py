@@ -271,12 +271,13 @@ class ArchTracer(fx.Tracer):
         alike = [m for m in self.root.modules() if type(m) is type(inner)]
         return any(map(can_learn, alike))  # one that is not looked into, none is
 
-    def own_parameter(self, proxy: Any) -> nn.Parameter | None:
-        """Return the parameter that a traced value is as it stands, whose sizes are known."""
+    def own_tensor(self, proxy: Any) -> Tensor | None:
+        """Return the parameter or buffer that a traced value is as it stands."""
         if proxy.node.op != "get_attr":
             return None
         owner, _, attribute = str(proxy.node.target).rpartition(".")
-        return find_module(self.root, owner)._parameters.get(attribute)
+        module = find_module(self.root, owner)
+        return {**module._buffers, **module._parameters}.get(attribute)
 
     def class_of(self, proxy: Any) -> Any:
         """Return the class of the value that the example inputs give."""
