@@ -26,6 +26,7 @@ from rich.text import Text
 
 from archlearn.costs import COSTS, LATENCY, write_costs
 from archlearn.data.file_cache import DownloadProgress
+from archlearn.reporting.formatting import format_short_count
 from archlearn.training.callbacks import Callback, EpochEnd, RunStart
 from archlearn.training.settings import RunSettings
 
@@ -167,18 +168,11 @@ def _sizes(row: Mapping[str, Any]) -> str:
     if path:
         units = {name: "ms" if name == LATENCY else name.replace("_", "-") for name in path}
         return ", ".join(
-            f"{_amount(row[name])}/{_amount(limit)} {units[name]}" for name, limit in path.items()
+            f"{format_short_count(row[name])}/{format_short_count(limit)} {units[name]}"
+            for name, limit in path.items()
         )
     gates = f", gates {row['binarisation_gap']:.3f} from 0 or 1" if row["widths"] else ""
     return f"{row['parameters']:,} parameters{gates}"
-
-
-def _amount(cost: float) -> str:
-    """Return a cost in three digits: 2.25, 100, 30.7k, 20.3M."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if cost >= 0.9995 * size:
-            return f"{float(f'{cost / size:.3g}'):g}{unit}"
-    return f"{cost:.3g}"
 
 
 def _widths(row: Mapping[str, Any], first: Mapping[str, int]) -> Table:

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
@@ -81,29 +81,21 @@ def _find_panel(section: str, name: str) -> str:
     return "gates" if section == "strengths" else section
 
 
-def _read_whole_number(kind: object, tokens: Sequence[Token]) -> int:
-    """Return the number that was typed; cyclopts itself would round 2.5."""
-    del kind
-    try:
-        return int(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"{tokens[0].value!r} is no whole number") from None
+def _converter(kind: type[int | float], name: str) -> Callable[[Any, Sequence[Token]], float]:
+    """Return what reads a number that was typed; cyclopts itself would round 2.5."""
 
+    def read(_: Any, tokens: Sequence[Token]) -> float:
+        try:
+            return kind(tokens[0].value)
+        except ValueError:
+            raise ValueError(f"{tokens[0].value!r} is no {name}") from None
 
-def _read_number(kind: object, tokens: Sequence[Token]) -> float:
-    """Return the number that was typed."""
-    del kind
-    try:
-        return float(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"{tokens[0].value!r} is no number") from None
+    return read
 
 
 _CONVERTERS: dict[object, Any] = {
-    int: _read_whole_number,
-    int | None: _read_whole_number,
-    float: _read_number,
-    float | None: _read_number,
+    **dict.fromkeys((int, int | None), _converter(int, "whole number")),
+    **dict.fromkeys((float, float | None), _converter(float, "number")),
 }
 
 _MADE: Any = _make_options()

@@ -4,7 +4,7 @@ import gc
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from archlearn.data.dataset import fingerprint
 from archlearn.data.file_cache import GATES, METRICS, DownloadProgress, no_progress
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.surgery.architecture import read_architecture
-from archlearn.training.callbacks import Callback, EpochLogger, RunStart, SilentCallback
+from archlearn.training.callbacks import Callback, EpochLogger, RunStart
 from archlearn.training.checkpoint import (
     Position,
     read_checkpoint,
@@ -43,7 +43,7 @@ from archlearn.training.trainer import TrainingLoop, noting_signals
 class Audience:
     """Who watches a run, and the command that started it."""
 
-    observer: Callback
+    observer: Callback = field(default_factory=Callback)
     progress: DownloadProgress = no_progress
     command: str = ""
 
@@ -58,7 +58,7 @@ def learn(
         RunStoppedError: If the run stops before its end; it can be resumed.
     """
     with explaining_full_disks(folder), open_new_folder(folder) if _is_first() else nullcontext():
-        return _run(settings, folder, audience or Audience(observer=SilentCallback()))
+        return _run(settings, folder, audience or Audience())
 
 
 def resume(
@@ -82,7 +82,7 @@ def resume(
             f"{', '.join(changed)} cannot be changed when a run is resumed; start another one"
         )
     with explaining_full_disks(folder), lock_folder(folder) if _is_first() else nullcontext():
-        return _run(settings, folder, audience or Audience(observer=SilentCallback()))
+        return _run(settings, folder, audience or Audience())
 
 
 def _is_first() -> bool:
