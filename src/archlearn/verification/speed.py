@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from archlearn.module_utils import evaluating
+from archlearn.tracing.example_inputs import ExampleInputs
+from archlearn.tracing.shape_guards import with_rows
 
 ROUNDS, SECONDS = 7, 0.05
 """How often each model has its turn, and how long a turn lasts at least."""
@@ -51,7 +53,7 @@ class Speed:
 def compare_speed(
     original: nn.Module,
     compact: nn.Module,
-    example: Tensor,
+    example: object,
     batch_sizes: Sequence[int] = (1, 64),
     device: str | torch.device = "cpu",
 ) -> list[Speed]:
@@ -63,22 +65,22 @@ def compare_speed(
     Args:
         original: The model to compare with.
         compact: The other one.
-        example: Examples, which are repeated to fill a batch.
+        example: A tensor, a tuple of arguments or a dict of keyword arguments, as one call takes
+            them; rows are repeated to fill a batch.
         batch_sizes: How many examples a pass has.
         device: Where to run.
     """
     place = torch.device(device)
     pair = (original.to(place), compact.to(place))
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
-    found: list[Speed] = []
+    inputs, found = ExampleInputs.of(example), list[Speed]()
     with torch.no_grad(), evaluating(*pair):
         for size in batch_sizes:
-            x = example[torch.arange(size) % len(example)].to(place)
-            calls = [functools.partial(model, x) for model in pair]
+            given = with_rows(inputs, size).to(place)
+            calls = [functools.partial(model, *given.args, **given.kwargs) for model in pair]
             before, after = map(statistics.median, time_in_turns(calls, place))
-            found.append(
-                Speed(name, size, (before, after), (_memory(pair[0], x), _memory(pair[1], x)))
-            )
+            memory = _memory(calls[0], place), _memory(calls[1], place)
+            found.append(Speed(name, size, (before, after), memory))
     return found
 
 
@@ -113,24 +115,24 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _memory(model: nn.Module, x: Tensor) -> int:
+def _memory(call: Callable[[], object], device: torch.device) -> int:
     """Return the most bytes that a pass has allocated at one time."""
-    if x.is_cuda:
-        torch.cuda.reset_peak_memory_stats(x.device)
-        before = torch.cuda.memory_allocated(x.device)
-        model(x)
-        return torch.cuda.max_memory_allocated(x.device) - before
-    with _LiveTensors(x) as seen:
-        model(x)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        return torch.cuda.max_memory_allocated(device) - before
+    with _LiveTensors() as seen:
+        call()
     return seen.most
 
 
 class _LiveTensors(TorchDispatchMode):
     """Follows how many bytes the results of operations take at one time."""
 
-    def __init__(self, given: Tensor) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._known = {given.untyped_storage().data_ptr()}
+        self._known: set[int] = set()
         self._held: dict[int, int] = {}
         self.most = 0
 
@@ -139,7 +141,7 @@ class _LiveTensors(TorchDispatchMode):
     ) -> Any:
         """Carry out an operation and count what it has made."""
         read = {storage.data_ptr() for storage in _storages((args, kwargs))}
-        self._known |= read - self._held.keys()  # weights
+        self._known |= read - self._held.keys()  # inputs and weights
         out = func(*args, **(kwargs or {}))
         for storage in _storages(out):
             place = storage.data_ptr()
