@@ -68,11 +68,12 @@ class Strengths:
             depth_share: Lambda 2 over lambda 1, and lambda 4 over lambda 3.
             price: What a neuron's price follows.
         """
-        if not 0 < ratio < 1:
+        if not lies_in(ratio, 0, 1) or ratio in (0, 1):
             raise InputError(
-                f"ratio is {ratio}; it must lie between 0 and 1, or every gate is pulled one way"
+                f"ratio is {ratio!r}; it must lie between 0 and 1, or every gate is pulled one way"
             )
         _check_strength("width_cost", width_cost)
+        _check_strength("depth_share", depth_share)
         width_binarise = width_cost / ratio
         return cls(
             width_cost=width_cost,

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from archlearn.errors import InputError, check_kind
+from archlearn.errors import LARGEST, InputError, check_kind, lies_in
 
 
 def distill(outputs: Tensor, teacher_outputs: Tensor, *, temperature: float = 4.0) -> Tensor:
@@ -21,6 +21,8 @@ def distill(outputs: Tensor, teacher_outputs: Tensor, *, temperature: float = 4.
         teacher_outputs: Scores of the teacher for the same inputs; no gradient goes there.
         temperature: What scores are divided by; the higher, the more the small ones count.
     """
+    if not lies_in(temperature, 0, LARGEST) or temperature == 0:
+        raise InputError(f"temperature is {temperature!r}; give a number above 0")
     for name, scores in (("outputs", outputs), ("teacher_outputs", teacher_outputs)):
         check_kind(name, scores, Tensor, "give the scores, such as model(x) or model(**x).logits")
     mine, theirs = (
