@@ -165,6 +165,21 @@ def test_a_single_token_is_told_which_attention_takes_it() -> None:
     assert max(differences(gated(input_ids=tokens(1, 1)).logits, net(tokens(1, 1)).logits)) < 1e-5
 
 
+def test_a_part_that_is_given_none_where_another_reads_a_stream_is_followed() -> None:
+    """Perceiver's attention reads latents alone if its `nn.Identity` returns None."""
+    torch.manual_seed(0)
+    sizes = {"num_latents": 6, "d_latents": 16, "d_model": 24, "num_self_attends_per_block": 1}
+    heads = {"num_self_attention_heads": 4, "num_cross_attention_heads": 4, "qk_channels": 16}
+    config = hf.PerceiverConfig(vocab_size=60, max_position_embeddings=9, **sizes, **heads)
+    net = hf.PerceiverForMaskedLM(config).double().eval()
+    inputs = {"inputs": tokens(2, 9)}
+    gated = al.add_gates(net, inputs)
+    assert "not looked into" not in str(al.inspect(gated))
+    close_half_(gated)
+    small = al.compact(gated)
+    assert max(differences(small(**inputs), gated(**inputs))) < 1e-10
+
+
 DECODERS = ("Llama", "Mistral", "Qwen2", "Gemma")
 
 

@@ -329,6 +329,8 @@ class ArchTracer(fx.Tracer):
         check_gradients()  # whoever switched them off is the caller
         if m not in self._installed and (type(m) is nn.Sequential or not list(m.parameters())):
             return forward(*args, **kwargs)  # made in a forward: nn.ReLU()(x), self.layers[:2](x)
+        if isinstance(m, nn.Identity) and args and args[0] is None:
+            return None  # not a traced value, which `is None` would deny (Perceiver)
         if not args and set(kwargs) == {"input"} and type(m).__module__.startswith("torch.nn"):
             args, kwargs = (kwargs["input"],), {}
         if not self.is_leaf_module(m, self.path_of_module(m)):
