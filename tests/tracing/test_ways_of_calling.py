@@ -1,6 +1,7 @@
 """A layer may be called with its input by name, or with more than its input."""
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -278,6 +279,28 @@ def test_a_size_that_numpy_reads_is_a_number() -> None:
     told = str(al.inspect(al.add_gates(net, torch.randn(6, 4))))
     assert "cannot be interpreted as a number" in told
     assert "array_struct" not in told
+
+
+class NumbersOfNumPy(nn.Module):
+    """Scales by what NumPy's functions return, on either side, and counts from 0 by NumPy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x / np.sqrt(4)))
+        x = x.view(-1, np.prod(x.shape[1:]))
+        x = np.sqrt(2) * x - np.float32(0.5) + np.sqrt(x.shape[-1]) * x
+        return self.last(x)[:, np.arange(2)[1]]
+
+
+def test_numbers_of_numpy_are_followed(tmp_path: Path) -> None:
+    x = torch.randn(3, 4).double()
+    model = check_exact(NumbersOfNumPy(), x, torch.randn(5, 4).double())
+    assert [len(gate) for gate in al.width_gates(model).values()] == [8]
+    al.save(small := al.compact(model), tmp_path / "small.safetensors")
+    torch.testing.assert_close(al.load(tmp_path / "small.safetensors")(x), small(x))
 
 
 class OwnLinear(nn.Linear):

@@ -46,7 +46,8 @@ from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.transformer_blocks import ASKS_FOR_TENSOR
 
-_OF_NUMPY = ("__array_struct__", "__array_interface__")  # ways to memory that is not there
+# Ways to memory that is not there, and of making a tensor of what NumPy computes from a size.
+_OF_NUMPY = ("__array_struct__", "__array_interface__", "__array_wrap__")
 _ASKING = frozenset(
     asking.__code__
     for asking in (torch.is_tensor, *(type(k).__instancecheck__ for k in (nn.Parameter, nn.Buffer)))
@@ -61,6 +62,7 @@ class Asking:
     """What a traced value adds to fx: questions that the example inputs can answer."""
 
     tracer: Any
+    __array_priority__ = Tensor.__array_priority__  # or NumPy's numbers would read it
 
     @property
     def __class__(self: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -131,7 +133,7 @@ class GuardedProxy(Asking, fx.Proxy):
             return getattr(own, k)
         kind = Tensor if hasattr(Tensor, k) else self.tracer.class_of(self)
         is_foreign = issubclass(kind, Tensor) and not hasattr(kind, k)
-        if k in _OF_NUMPY or is_foreign:  # transformers asks each tensor whether it is one of jax
+        if is_foreign or _has_not(self, k):  # transformers asks whether a tensor is one of jax
             raise AttributeError(k)
         return AskingAttribute(self, k)
 
@@ -160,9 +162,16 @@ class AskingAttribute(Asking, Attribute):
         return getattr(own, self.attr)(*args, **kwargs)
 
     def __getattr__(self, k: str) -> "AskingAttribute":
-        if k in _OF_NUMPY:
+        if _has_not(self, k):
             raise AttributeError(k)
         return AskingAttribute(self, k)
+
+
+def _has_not(proxy: Any, attribute: str) -> bool:
+    """Return whether a traced value lacks what NumPy asks it for."""
+    if attribute == "prod":  # np.prod(x.shape[1:]): sizes have no such method
+        return topic_of(proxy.node) == SIZES
+    return attribute in _OF_NUMPY
 
 
 _OPERATORS = frozenset(saved_calls("operator", "math").values())

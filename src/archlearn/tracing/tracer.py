@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
@@ -164,6 +165,8 @@ class ArchTracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         """Return an argument, or what `forward` returns, with its own type."""
+        if isinstance(a, numpy.generic):  # generated code could not name it
+            a = a.item()
         made = construction_of(a)
         if made is None:
             try:
