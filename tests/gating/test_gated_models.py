@@ -1,6 +1,7 @@
 """A gated model runs wherever the plain one runs: compiled, exported, in any precision."""
 
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -253,3 +254,31 @@ def test_gates_are_on_weights_that_are_fewer_than_the_activations_of_a_usual_bat
     n_weights, n_activations = 32 * 256 * 9, 32 * 8 * 8
     assert 32 * n_activations < n_weights < 128 * n_activations
     assert list(place_gates(gated.archlearn_gates.learnable.channel_graph, gated, 0)) == [0]
+
+
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "einsum": lambda x, y: torch.einsum("bic,bjc->bij", x, y),
+    "matmul": lambda x, y: x @ y.transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_channels_that_a_product_sums_over_are_gated_in_front_of_it(name: str) -> None:
+    """Each row is compared with each other by the same features that a layer reads."""
+
+    class Compared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.head = (nn.Linear(*n) for n in ((6, 5), (6, 5), (5, 3)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            keys, queries = F.relu(self.first(x)), F.relu(self.second(x))
+            return PRODUCTS[name](queries, keys) @ self.head(keys)
+
+    torch.manual_seed(0)
+    x = torch.rand(2, 4, 6)
+    model = al.add_gates(Compared(), x)
+    with torch.no_grad():
+        for gate in al.width_gates(model).values():
+            gate[:3] = 0.2
+    torch.testing.assert_close(al.compact(model)(x), model(x))

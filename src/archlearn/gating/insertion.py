@@ -29,7 +29,7 @@ from archlearn.analysis.linear_ops import (
     is_linear_op,
     read_linear_op,
 )
-from archlearn.analysis.propagation_rules import pooling, rule_for
+from archlearn.analysis.propagation_rules import pooling, products, rule_for
 from archlearn.analysis.propagation_rules.normalization import (
     across_channels,
     group_norm,
@@ -65,6 +65,7 @@ from archlearn.tracing.symbolic_trace import Traces
 # Rules of calls in which a channel may change others: a norm over them, a sum or mean of them.
 _BETWEEN_CHANNELS = (
     local_response, unit_length, pooling.mean, pooling.reduce, pooling.variance,
+    products.matmul, products.einsum, products.attention,
 )  # fmt: skip
 # Layers that may carry the gate of the branch that they end, on their weights.
 _ENDING = (
@@ -105,9 +106,10 @@ def place_gates(channel_graph: ChannelGraph, net: nn.Module, place: int) -> dict
             else:
                 for group in groups:
                     readers.setdefault(group, []).append(reader)
-        elif rule_for(node, net) in _BETWEEN_CHANNELS:
+            continue
+        if rule_for(node, net) in _BETWEEN_CHANNELS:
             barred |= _mixed_groups(channel_graph, net, place, node)
-        elif node.name in channel_graph.followed[place].reads:  # a norm
+        if node.name in channel_graph.followed[place].reads:  # a norm, or a product within heads
             read = channel_graph.followed[place].reads[node.name]
             barred |= set(channel_graph.groups_among(channel_graph.root[read.ids]))
     activations = _count_activations(channel_graph, place, at_sites)
@@ -125,7 +127,8 @@ def _mixed_groups(
 ) -> set[int]:
     """Return the groups that meet others in a call, which must see them gated."""
     values = channel_graph.followed[place].values
-    read = set(_groups_in(channel_graph, values[node.all_input_nodes[0].name]))
+    inputs = (values[source.name] for source in node.all_input_nodes)
+    read = {group for labels in inputs for group in _groups_in(channel_graph, labels)}
     is_local = rule_for(node, net) in (local_response, unit_length)
     return read if is_local else read - set(_groups_in(channel_graph, values[node.name]))
 
