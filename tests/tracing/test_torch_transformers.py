@@ -114,6 +114,18 @@ def test_what_decides_by_a_padding_mask_is_refused_with_the_fix() -> None:
     assert "enable_nested_tensor=False" in shown
 
 
+def test_an_encoder_that_is_told_not_to_nest_is_followed_as_the_error_says() -> None:
+    net = nn.Transformer(D, HEADS, 1, 1, HIDDEN, dropout=0.0, batch_first=True).double()
+    inputs = {"src": X, "tgt": MEMORY, "src_key_padding_mask": PADDING}
+    fix = "set its use_nested_tensor to False, which nn.Transformer leaves at True"
+    assert fix in " ".join(str(al.inspect(net, inputs)).split())
+    net.encoder.use_nested_tensor = False
+    gated = al.add_gates(net, inputs)
+    assert "encoder.layers.0.linear1" in al.width_gates(gated)
+    close_half(gated)
+    assert (al.compact(gated)(**inputs) - gated(**inputs)).abs().max() < 1e-12
+
+
 def test_other_layers_are_learnt_beside_one_that_is_not_followed() -> None:
     class Headed(Reads):
         def __init__(self) -> None:

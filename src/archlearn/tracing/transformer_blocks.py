@@ -133,7 +133,10 @@ def describe_fix(m: nn.Module, reason: str) -> str:
         return "; put an attention_mask into example_inputs"
     if not isinstance(m, nn.TransformerEncoder) or not m.use_nested_tensor:
         return ""
-    return "; with a padding mask, only one made with enable_nested_tensor=False is followed"
+    return (
+        "; with a padding mask, only one made with enable_nested_tensor=False is followed: set "
+        "its use_nested_tensor to False, which nn.Transformer leaves at True"
+    )
 
 
 def has_blocks(net: nn.Module) -> bool:
