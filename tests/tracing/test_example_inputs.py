@@ -85,6 +85,32 @@ def test_other_arguments_are_refused(
             each(X, **given)
 
 
+CPU = torch.device("cpu")
+
+
+class OnDevice(nn.Module):
+    """Is told where to make what it adds, by the name that generated code has for devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, device: torch.device = CPU) -> Tensor:
+        x = torch.relu(self.first(x.to(device)))
+        return self.last(x) + torch.ones(2, device=device)
+
+
+def test_a_device_may_be_given(tmp_path: Path) -> None:
+    net = OnDevice()
+    model = al.add_gates(net, (X, CPU))
+    small = al.compact(model)
+    al.save(small, tmp_path / "small")
+    for each in (model, copy.deepcopy(model), small, al.load(tmp_path / "small")):
+        torch.testing.assert_close(each(X, device=CPU), net(X))
+        with pytest.raises(al.InputError, match=r"device is .*meta"):
+            each(X, torch.device("meta"))
+
+
 def test_an_argument_that_cannot_be_held_is_refused() -> None:
     message = r"'activation' is a builtin_function_or_method.*make it an attribute of the model"
     with pytest.raises(al.InputError, match=message):

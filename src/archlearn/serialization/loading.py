@@ -296,7 +296,7 @@ def _check_target(entry: NodeEntry, args: tuple[Any, ...], root: nn.Module) -> A
         "placeholder": lambda: (
             is_identifier(target.lstrip("*"))
             and not target.startswith("***")
-            and target.lstrip("*") not in _RESERVED
+            and (target == "device" or target.lstrip("*") not in _RESERVED)  # see compile_graph
             and not entry.kwargs
             and len(args) <= 1
         ),

@@ -194,8 +194,17 @@ def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[str, fx.Node]]:
 def compile_graph(graph: fx.Graph) -> Callable[..., Any]:
     """Return a graph as a function of the module that it belongs to, and its inputs."""
     shell = fx.GraphModule(torch.nn.Module(), fx.Graph())
-    shell.graph = graph
+    with graph.on_generate_code(lambda _: _write_devices):
+        shell.graph = graph
     return type(shell).forward
+
+
+def _write_devices(lines: list[str]) -> list[str]:
+    """Let `device(type='cpu')` be torch's in lines behind those that read the argument `device`."""
+    read = [i for i, line in enumerate(lines) if line.endswith(" = device\n")]
+    for i in read[-1:]:
+        lines.insert(i + 1, "device = torch.device\n")
+    return lines
 
 
 def _pack_target(target: Any) -> Any:
