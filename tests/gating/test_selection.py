@@ -143,6 +143,23 @@ def test_a_model_all_of_whose_channels_stay_is_refused_with_the_reason() -> None
         al.add_gates(net, X)
 
 
+def test_layers_without_an_activation_are_named_with_the_reason() -> None:
+    class FromAState(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent, self.head = nn.GRU(3, 5, batch_first=True), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor, state: Tensor) -> Tensor:
+            return self.head(self.recurrent(x, state)[0])
+
+    message = (
+        r"nothing can be learnt in FromAState:\n  recurrent \(no activation behind it\): "
+        r"'recurrent' starts from a state hx that is given.*; leave hx out"
+    )
+    with pytest.raises(al.InputError, match=message):
+        al.add_gates(FromAState(), (torch.randn(2, 4, 3), torch.randn(1, 2, 5)))
+
+
 @pytest.mark.parametrize("leaf", ["two", Block])
 def test_leaves_are_not_looked_into(leaf: str | type[nn.Module]) -> None:
     net = nn.Sequential(Block(), nn.ReLU(), Block())

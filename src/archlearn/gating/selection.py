@@ -460,15 +460,24 @@ _LAYER_BEHIND = "put a linear layer or a convolution behind it, which can do wit
 
 
 def _nothing(learnable: LearnableSites, net: nn.Module) -> str:
-    sites, opaque = learnable.channel_graph.sites[0], learnable.channel_graph.traces.opaque
-    inside = [f"  {name} was not looked into: {why}" for name, why in opaque.items()]
-    if not sites:
+    channel_graph = learnable.channel_graph
+    inside = [f"  {k} was not looked into: {why}" for k, why in channel_graph.traces.opaque.items()]
+    bare = [stream.site for stream in channel_graph.bare_streams]
+    lines = []
+    for site in [*channel_graph.sites[0], *bare][:10]:
+        reason = learnable.width_reason(0, site) or NO_CHANNELS
+        where = "no activation behind it" if site in bare else site.activation
+        lines.append(f"  {site.name} ({where}): {_explain(reason)}")
+    lines += [f"  {layer}: {_explain(why)}" for layer, why in channel_graph.kept.items()]
+    if not lines:
         what = explain_no_sites(has_opaque=bool(inside))
         return "\n".join([f"nothing can be learnt in {type(net).__name__}: {what}", *inside])
-    lines = []
-    for site in sites[:10]:
-        reason = learnable.width_reason(0, site) or NO_CHANNELS
-        # Here the other layers are not learnt either.
-        fix = reason.fix.partition("nothing is needed if")[0].rstrip("; ") or _LAYER_BEHIND
-        lines.append(f"  {site.name} ({site.activation}): {reason.text}; {fix}")
     return "\n".join([f"nothing can be learnt in {type(net).__name__}:", *lines, *inside])
+
+
+def _explain(reason: Reason) -> str:
+    """Return a reason, and what to do where the other layers are not learnt either."""
+    fix = reason.fix
+    for others in ("nothing is needed if", "nothing is needed:"):
+        fix = fix.partition(others)[0].rstrip("; ")
+    return f"{reason.text}; {fix or _LAYER_BEHIND}"
