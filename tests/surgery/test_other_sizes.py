@@ -284,3 +284,25 @@ def test_gates_stay_with_their_features(kind: Any) -> None:
         al.width_gates(model)["first"][[1, 2]] = 0.0
     x = torch.randn(5, 6, 4)
     torch.testing.assert_close(model(x).reshape(30, 2), model(x.reshape(30, 4)))
+
+
+def test_states_of_layers_and_directions_are_viewed_at_any_batch_size() -> None:
+    """As many rows as layers and directions are in the example: what is left out are the rows."""
+
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent = nn.GRU(6, 7, 2, batch_first=True, bidirectional=True)
+            self.head = nn.Linear(7, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            _, states = self.recurrent(x)
+            return self.head(states.view(2, 2, -1, 7)[-1].mean(0))
+
+    torch.manual_seed(0)
+    model = al.add_gates(Joined(), torch.randn(4, 5, 6))
+    with torch.no_grad():
+        al.width_gates(model)["recurrent"][:3] = 0.2
+    small = al.compact(model)
+    x = torch.randn(3, 5, 6)
+    torch.testing.assert_close(small(x), model(x))

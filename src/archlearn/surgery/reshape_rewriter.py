@@ -154,7 +154,7 @@ def _guard_tail(move: Move, sizes: list[Any]) -> None:
     if -1 not in sizes or not all(isinstance(size, int) for size in sizes):
         return
     # As it was: of a single channel that is left nothing would show that it is part of a block.
-    shape, block = move.shape, math.prod(move.full.shape) // move.full.shape[sizes.index(-1)]
+    shape, block = move.shape, math.prod(move.full.shape[sizes.index(-1) + 1 :])
     fitting = [n for n in range(1, len(shape) + 1) if math.prod(shape[-n:]) == block]
     if not fitting or fitting[0] == 1:
         return
