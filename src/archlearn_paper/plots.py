@@ -80,13 +80,12 @@ def draw_spreads(
     spreads: Sequence[Mapping[str, float]],
     place: int,
     label: str,
-    markersize: float = 4.5,
 ) -> None:
     """Draw means joined by a line, and the deviation of the seeds as a band."""
     means = [spread["mean"] for spread in spreads]
     low = [spread["mean"] - spread["deviation"] for spread in spreads]
     high = [spread["mean"] + spread["deviation"] for spread in spreads]
-    axes.plot(x, means, linewidth=1.6, markersize=markersize, label=label, **style_of(place))
+    axes.plot(x, means, linewidth=1.6, markersize=4.5, label=label, **style_of(place))
     draw_band(axes, x, low, high, place)
 
 

@@ -101,8 +101,9 @@ def weights(model: nn.Module) -> list[nn.Parameter]:
 
     Gates learn by `GateOptimizer`.
     """
-    known = {id(gate) for gate in _all_gates(model)}
+    known: set[int] = set()
     for holder in find_holders(model):
+        known |= {id(gate) for gate in holder.gates()}
         if isinstance(holder, GateContainer):
             known |= {id(probe) for probe in holder.probes().values()}
     return [p for p in model.parameters() if id(p) not in known]
@@ -128,12 +129,7 @@ def find_holders(model: nn.Module) -> list[GateContainer | TriState]:
 
 
 def _all_gates(model: nn.Module) -> list[Tensor]:
-    gates: list[Tensor] = []
-    for kind in ("width", "depth", "branch"):
-        gates += [gate for _, gate in _gates(model, kind)]
-    if not gates:
-        raise InputError("the model has no gates; call add_gates on it first")
-    return gates
+    return [gate for kind in ("width", "depth", "branch") for _, gate in _gates(model, kind)]
 
 
 def _gates(model: nn.Module, kind: str) -> Iterator[tuple[str, nn.Parameter]]:

@@ -32,7 +32,7 @@ def transform(x: Tensor, size: int) -> Tensor:
 class Fastfood(nn.Module):
     """Takes `n_in` numbers to `n_features`.
 
-    It has `2 d` numbers a block of d features, and one or, with a bias, two a feature. At the
+    It has `2 d` numbers a block of d features, and two a feature, one of them its bias. At the
     start the lengths of its rows are about one, and vary as those of Gaussian vectors do.
 
     Attributes:
@@ -44,7 +44,7 @@ class Fastfood(nn.Module):
 
     order: Tensor
 
-    def __init__(self, n_in: int, n_features: int, *, bias: bool = True) -> None:
+    def __init__(self, n_in: int, n_features: int) -> None:
         super().__init__()
         self.n_in, self.n_features = n_in, n_features
         self.size = 1 << (n_in - 1).bit_length()
@@ -52,7 +52,7 @@ class Fastfood(nn.Module):
         self.signs = nn.Parameter(torch.empty(n_blocks, self.size))
         self.gauss = nn.Parameter(torch.empty(n_blocks, self.size))
         self.scale = nn.Parameter(torch.empty(n_features))
-        self.bias = nn.Parameter(torch.empty(n_features)) if bias else None
+        self.bias = nn.Parameter(torch.empty(n_features))
         self.register_buffer("order", torch.empty(n_blocks, self.size, dtype=torch.long))
         self.reset_parameters()
 
@@ -66,8 +66,7 @@ class Fastfood(nn.Module):
         self.scale.copy_(lengths / self.gauss.norm(dim=1).cpu()[blocks])
         for block, row in enumerate(self.order):
             row.copy_(block * self.size + torch.randperm(self.size))
-        if self.bias is not None:
-            self.bias.zero_()
+        self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of each row of `x`."""
@@ -75,8 +74,7 @@ class Fastfood(nn.Module):
         mixed = transform(padded.unsqueeze(-2) * self.signs, self.size).flatten(-2)
         moved = mixed.index_select(-1, self.order.flatten())
         spread = transform(moved.unflatten(-1, self.signs.shape) * self.gauss, self.size)
-        features = spread.flatten(-2).narrow(-1, 0, self.n_features) * self.scale
-        return features if self.bias is None else features + self.bias
+        return spread.flatten(-2).narrow(-1, 0, self.n_features) * self.scale + self.bias
 
 
 def replace_by_fastfood(
