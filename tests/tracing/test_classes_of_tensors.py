@@ -76,7 +76,14 @@ class Noted(Net):
         return h
 
 
-@pytest.mark.parametrize("network", [OfTorch, OwnParameter, OwnBuffer, Noted])
+class Casting(Net):
+    """Casts in the old way, by a class of tensors."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h.type(torch.DoubleTensor) * self.scale
+
+
+@pytest.mark.parametrize("network", [OfTorch, OwnParameter, OwnBuffer, Noted, Casting])
 def test_a_class_and_notes_of_the_models_own_tensors_are_known(network: type[Net]) -> None:
     torch.manual_seed(0)
     net, x = network().double(), torch.randn(3, 4, dtype=torch.float64)
@@ -93,11 +100,11 @@ def test_a_class_and_notes_of_the_models_own_tensors_are_known(network: type[Net
         assert (vars(each.scale), vars(each.table)) == (vars(net.scale), vars(net.table))
 
 
-class Casting(Net):
+class Wrapping(Net):
     def between(self, h: Tensor) -> Tensor:
-        return h.type(torch.DoubleTensor)
+        return h.as_subclass(Table)
 
 
 def test_a_class_that_a_call_is_given_is_named() -> None:
-    with pytest.raises(al.TracingError, match="cannot hold the class DoubleTensor"):
-        al.add_gates(Casting().double(), torch.randn(3, 4, dtype=torch.float64))
+    with pytest.raises(al.TracingError, match="cannot hold the class Table"):
+        al.add_gates(Wrapping(), torch.randn(3, 4))

@@ -167,6 +167,8 @@ class ArchTracer(fx.Tracer):
         """Return an argument, or what `forward` returns, with its own type."""
         if isinstance(a, numpy.generic):  # generated code could not name it
             a = a.item()
+        if isinstance(a, type) and isinstance(getattr(a, "dtype", None), torch.dtype):
+            return a.dtype  # of torch.FloatTensor, as in x.type(torch.FloatTensor)
         made = construction_of(a)
         if made is None:
             try:
@@ -402,8 +404,6 @@ class ArchTracer(fx.Tracer):
             proxies.append(self.create_proxy("placeholder", f"**{further}", (), {}))
 
         def call(*given: Any) -> Any:
-            args: list[Any] = []
-            keywords: dict[str, Any] = {}
             traced = dict(zip([argument.name for argument in arguments], given, strict=False))
             if further:
                 checked = (given[-1], config_flags(self.root))
@@ -411,12 +411,9 @@ class ArchTracer(fx.Tracer):
             # What was given in place of a tensor says more than that the tensor is missing.
             in_order = sorted(arguments, key=lambda argument: argument.is_followed)
             values = {argument.name: self._checked(argument, traced) for argument in in_order}
-            for argument in arguments:
-                value = values[argument.name]
-                if argument.by_keyword and argument.is_given:
-                    keywords[argument.name] = value
-                elif argument.is_given:
-                    args.append(value)
+            shown = [argument for argument in arguments if argument.is_given]
+            args = [values[each.name] for each in shown if not each.by_keyword]
+            keywords = {each.name: values[each.name] for each in shown if each.by_keyword}
             whole, named = without_hint(self.root, args, keywords)
             return root_fn(self.root, *whole, **named)
 
