@@ -256,3 +256,18 @@ def test_a_scripted_model_is_refused_by_name() -> None:
         scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
     with pytest.raises(al.InputError, match=r"compiled by torch.jit .*give the model as it was"):
         al.add_gates(scripted, X)
+
+
+def test_an_exported_model_is_refused_by_name() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    exported = torch.export.export(net, (X,)).module()
+    with pytest.raises(al.InputError, match=r"comes from torch.export.*give the model as it was"):
+        al.add_gates(exported, X)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz.*deprecated")
+def test_a_quantised_model_is_refused_by_the_name_of_a_layer() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    quantised = torch.ao.quantization.quantize_dynamic(net)  # pyright: ignore[reportDeprecated]
+    with pytest.raises(al.InputError, match=r"'0' is quantised.*quantise the compact one"):
+        al.add_gates(quantised, X)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.analysis.cost_model import build_cost_table
@@ -69,6 +69,17 @@ def check_net(net: Any) -> None:
             f"the model is compiled by torch.jit ({type(net).__name__}), and its forward cannot be "
             "followed; give the model as it was before, and script or export the compact one"
         )
+    if "eval" in vars(net) and isinstance(net, fx.GraphModule):
+        raise InputError(
+            "the model comes from torch.export, and has no modes; give the model as it was before, "
+            "and export the compact one"
+        )
+    for name, module in net.named_modules():
+        if hasattr(module, "_packed_params"):
+            raise InputError(
+                f"{name!r} is quantised ({type(module).__name__}), which no gradient passes; give "
+                "the model as it was before, and quantise the compact one"
+            )
     check_forwards(net, "add_gates", may_be_wrapped=False)
     if find_container(net) is not None or any(isinstance(m, TriState) for m in net.modules()):
         raise InputError("the model has gates already; call add_gates on the model without them")
