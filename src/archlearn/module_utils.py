@@ -18,7 +18,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm, SpectralNormLoadStateDict
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_leaves
 
-from archlearn.errors import InputError
+from archlearn.errors import InputError, first_line
 
 
 @contextmanager
@@ -114,20 +114,46 @@ def unnoticed() -> Generator[None]:
         reads.seen, reads.readers = before
 
 
+_NOT_COPIED = (TypeError, RuntimeError, copy.Error)
+
+
 def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """Return a deep copy; tensors that were computed with gradients are copied without.
 
     `memo` is what is copied already, by identity, as for `copy.deepcopy`.
+
+    Raises:
+        InputError: If an attribute cannot be copied, as a lock or an open file.
     """
     known = dict(memo or {})
     for leaf in tree_leaves([vars(module) for module in model.modules()]):
         if isinstance(leaf, Tensor) and not leaf.is_leaf:
             known.setdefault(id(leaf), leaf.detach().clone())
-    copied = copy.deepcopy(model, known)
-    for _, tensor in tensors_of(model):  # what a user noted on parameters, torch leaves out
-        if id(tensor) in known:
-            vars(known[id(tensor)]).update(copy.deepcopy(vars(tensor), known))
+    before = dict(known)
+    try:
+        copied = copy.deepcopy(model, known)
+        for _, tensor in tensors_of(model):  # what a user noted on parameters, torch leaves out
+            if id(tensor) in known:
+                vars(known[id(tensor)]).update(copy.deepcopy(vars(tensor), known))
+    except _NOT_COPIED as error:
+        raise InputError(
+            f"{type(model).__name__} cannot be copied{_find_uncopied(model, before)}: "
+            f"{first_line(error)}; take away what Python cannot copy (a lock, an open file, a "
+            "generator), and give it back to the model that is returned"
+        ) from error
     return copied
+
+
+def _find_uncopied(model: nn.Module, memo: dict[int, Any]) -> str:
+    """Return the first attribute of a module that cannot be copied, for a message."""
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            try:
+                if attribute != "_modules":
+                    copy.deepcopy(value, dict(memo))
+            except _NOT_COPIED:
+                return f" for its {'.'.join(filter(None, (name, attribute)))}"
+    return ""
 
 
 def find_part(net: nn.Module, path: str) -> nn.Module | None:

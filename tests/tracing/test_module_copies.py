@@ -1,6 +1,7 @@
 """A model is copied with whatever its calls left on it, and leaves its inputs alone."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -146,3 +147,10 @@ def test_a_state_is_put_back_when_all_parts_are_there() -> None:
     copied = copy_model(nn.Sequential(Counting(), nn.ReLU()))
     assert copied[0].n_rows == 4
     check_surgery(nn.Sequential(Counting(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)))
+
+
+def test_an_attribute_that_cannot_be_copied_is_named() -> None:
+    net = nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.ReLU()), nn.Linear(6, 2))
+    net[0].lock = threading.Lock()  # pyright: ignore
+    with pytest.raises(al.InputError, match=r"Sequential cannot be copied for its 0\.lock: cannot"):
+        al.add_gates(net, X)
