@@ -105,6 +105,27 @@ def test_arguments_by_place_and_by_name_are_exported(tmp_path: Path) -> None:
     assert export_model(Two(), tmp_path / "a.pt2", "torch-export", given).difference == 0.0
 
 
+class Optional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, twice: bool = False, scale: Tensor | None = None) -> Tensor:
+        x = torch.relu(self.first(2 * x if twice else x))
+        return self.last(x if scale is None else x * scale)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("more", [(False,), (False, torch.randn(2, 1)), (False, None), (True,)])
+def test_defaults_that_the_example_names_are_exported(
+    more: tuple[Any, ...], to: str, tmp_path: Path
+) -> None:
+    small = al.compact(al.add_gates(Optional(), (x := torch.randn(2, 4), *more)))
+    assert export_model(small, tmp_path / "a.file", to).difference < 1e-6
+    with pytest.raises(al.InputError, match=r"twice is .*, but the model was traced with"):
+        export_model(small, tmp_path / "b.file", to, (x, not more[0], *more[1:]))
+
+
 class AsksForBatch(nn.Module):
     """Asks for the size of the batch and the device, as the networks of diffusers do."""
 

@@ -21,6 +21,7 @@ from archlearn.export.python_source import write_source
 from archlearn.gating.cost_counter import known_inputs
 from archlearn.module_utils import evaluating
 from archlearn.tracing.example_inputs import ExampleInputs
+from archlearn.tracing.generated_forward import forward_graphs
 from archlearn.tracing.output_types import tensors_in
 from archlearn.verification.certificate import TOLERANCES, difference
 
@@ -97,6 +98,8 @@ def export_model(
     with evaluating(model), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own parts about one another
         try:
+            model(*inputs.args, **inputs.kwargs)  # which refuses what it was not traced for
+            inputs = inputs if to == "python" else _without_hidden(model, inputs)
             samples = [inputs, *_resized(model, inputs, dims)]
             paths, run, limits = FORMATS[to](model, path, inputs, dims)
             differs_by = _compare(model, [x for x in samples if _is_within(limits, x)], run)
@@ -124,6 +127,17 @@ def _check_dims(dims: Any, inputs: ExampleInputs) -> tuple[int, ...]:
             f"dynamic_dims is {dims!r}; name dimensions of the inputs, which have {most}: (0, 1)"
         )
     return found
+
+
+def _without_hidden(model: nn.Module, inputs: ExampleInputs) -> ExampleInputs:
+    """Return inputs less those arguments that may only have their default."""
+    graphs, shown = forward_graphs(model)[:1], signature(model.forward).parameters
+    names = [str(node.target) for graph in graphs for node in graph.find_nodes(op="placeholder")]
+    hidden = [name not in shown for name in names[: len(inputs.args)]]
+    n = hidden.index(True) if True in hidden else len(inputs.args)
+    named = dict(zip(names[n:], inputs.args[n:], strict=False)) | inputs.kwargs
+    left = {name: value for name, value in named.items() if name in shown or name not in names}
+    return ExampleInputs(inputs.args[:n], left, inputs.are_real)
 
 
 def _write_onnx(
