@@ -467,17 +467,18 @@ def _nothing(learnable: LearnableSites, net: nn.Module) -> str:
     for site in [*channel_graph.sites[0], *bare][:10]:
         reason = learnable.width_reason(0, site) or NO_CHANNELS
         where = "no activation behind it" if site in bare else site.activation
-        lines.append(f"  {site.name} ({where}): {_explain(reason)}")
-    lines += [f"  {layer}: {_explain(why)}" for layer, why in channel_graph.kept.items()]
+        lines.append(f"  {site.name} ({where}): {reason.text}; {_fix(reason) or _LAYER_BEHIND}")
+    for layer, why in channel_graph.kept.items():
+        lines.append("; ".join(filter(None, (f"  {layer}: {why.text}", _fix(why)))))
     if not lines:
         what = explain_no_sites(has_opaque=bool(inside))
         return "\n".join([f"nothing can be learnt in {type(net).__name__}: {what}", *inside])
     return "\n".join([f"nothing can be learnt in {type(net).__name__}:", *lines, *inside])
 
 
-def _explain(reason: Reason) -> str:
-    """Return a reason, and what to do where the other layers are not learnt either."""
+def _fix(reason: Reason) -> str:
+    """Return what to do about a reason where the other layers are not learnt either."""
     fix = reason.fix
     for others in ("nothing is needed if", "nothing is needed:"):
         fix = fix.partition(others)[0].rstrip("; ")
-    return f"{reason.text}; {fix or _LAYER_BEHIND}"
+    return fix
