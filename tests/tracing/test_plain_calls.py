@@ -35,6 +35,8 @@ WAYS: list[tuple[Callable[[Tensor, Tensor], Tensor], bool]] = [
     (lambda x, w: F.linear(x, w.t()), False),
     (lambda x, w: torch.einsum("...i,io->...o", x, w), False),
     (lambda x, w: torch.einsum("...i,oi->...o", x, w), True),
+    (lambda x, w: torch.einsum("oi,...i->...o", w, x), True),
+    (lambda x, w: torch.einsum("abi,io"[3 - x.dim() :], x, w), False),
     (lambda x, w: torch.tensordot(x, w, dims=([-1], [0])), False),
 ]
 

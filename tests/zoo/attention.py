@@ -101,6 +101,14 @@ class Gram(Net):
         return self.head(F.relu(self.second(torch.bmm(x, x.transpose(1, 2)))))
 
 
+class GramByEinsum(Net):
+    """The result is not written: it has what stands for the batch, and letters that occur once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        return self.head(F.relu(self.second(torch.einsum("...i c, ...j c", x, x))))
+
+
 KINDS: tuple[Kind, ...] = (
     kind(
         "transformer_block",
@@ -251,11 +259,14 @@ KINDS: tuple[Kind, ...] = (
         (5, 7, 8),
         (7,),
     ),
-    kind(
-        "gram_matrix",
-        parts(Gram, first=linear(6, 8), second=linear(5, 7), head=linear(7, 3)),
-        TOKENS,
-        (7, 8),
-        (7,),
+    *(
+        kind(
+            name,
+            parts(cls, first=linear(6, 8), second=linear(5, 7), head=linear(7, 3)),
+            TOKENS,
+            (7, 8),
+            (7,),
+        )
+        for name, cls in (("gram_matrix", Gram), ("gram_matrix_by_einsum", GramByEinsum))
     ),
 )

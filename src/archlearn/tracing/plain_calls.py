@@ -111,11 +111,16 @@ def _read_product(node: fx.Node) -> tuple[Sequence[Any], bool] | None:
         dims: Any = node.kwargs.get("dims", [*args, None, None][2])
         return (args[:2], False) if dims == 1 or dims in _LAST_WITH_FIRST else None
     if node.target is torch.einsum and len(args) == 3 and isinstance(args[0], str):
-        left, _, out = args[0].replace(" ", "").partition("->")
+        left, arrow, out = args[0].replace(" ", "").partition("->")
         one, _, two = left.partition(",")
-        for is_turned, pair in ((False, two), (True, two[::-1])):  # b n d, d e -> b n e
-            if len(set(pair)) == 2 == len(two) and one[-1:] + out == pair[0] + one[:-1] + pair[1]:
-                return args[1:], is_turned
+        if not arrow and "." not in left:  # letters that occur once, sorted
+            out = "".join(c for c in sorted({*one, *two}) if left.count(c) == 1)
+        _, first, second = args
+        for pair, given, weight in (((first, second), one, two), ((second, first), two, one)):
+            is_matrix = len(set(weight)) == len(weight) == 2
+            for is_turned, letters in ((False, weight), (True, weight[::-1])):  # bni,io->bno
+                if is_matrix and given[-1:] + out == letters[0] + given[:-1] + letters[1]:
+                    return pair, is_turned
     return None
 
 
