@@ -19,7 +19,7 @@ if find_spec("torchvision") is not None:
     import_models()  # which transformers imports in its turn
 import transformers
 
-from archlearn.export.pretrained_folder import save_pretrained
+from archlearn.export.pretrained_folder import save_pretrained, to_transformers
 from tests.cli.commands import assert_refused, run_here
 
 hf: Any = transformers
@@ -42,6 +42,14 @@ def gpt2() -> Any:
 
 def classifier() -> Any:
     return hf.BertForSequenceClassification(bert().config)
+
+
+def llama() -> Any:
+    return hf.LlamaForCausalLM(hf.LlamaConfig(
+        vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=24, max_position_embeddings=32, bos_token_id=1,
+        eos_token_id=None, pad_token_id=0, tie_word_embeddings=True,
+    ))  # fmt: skip
 
 
 def siglip() -> Any:
@@ -112,6 +120,55 @@ def test_an_output_of_no_such_class_is_a_dict(
     assert isinstance(found, dict)
     assert type(found).__module__ == "collections"
     assert found.keys() == expected.keys()
+
+
+def generate(net: Any) -> tuple[torch.Tensor, list[int]]:
+    """Return what a model writes, and how many tokens it read at each step."""
+    read: list[int] = []
+    handle = net.register_forward_pre_hook(
+        lambda _, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    mask = torch.ones_like(TOKENS)
+    written = net.generate(TOKENS, attention_mask=mask, max_new_tokens=5, do_sample=False)
+    handle.remove()
+    return written, read
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize(
+    ("make", "part", "n_closed"),
+    [(llama, "mlp", (6, 5)), (llama, "embed", (4,)), (gpt2, "mlp", (6, 5)), (gpt2, "wte", (4,))],
+)
+def test_the_own_forward_keeps_its_cache(
+    make: Any, part: str, n_closed: tuple[int, ...], is_loaded: bool, tmp_path: Path
+) -> None:
+    original = make()
+    small = compact(original, part, *n_closed)
+    expected, n_read = generate(small)
+    assert n_read == [7, 8, 9, 10, 11]  # without a cache
+    if is_loaded:
+        original.save_pretrained(tmp_path / "original")
+        al.save(small, tmp_path / "small.safetensors")
+        small = al.load(tmp_path / "small.safetensors").eval()
+    own = to_transformers(small, tmp_path / "original" if is_loaded else None)
+    assert type(own) is type(original)
+    assert sum(p.numel() for p in own.parameters()) == sum(p.numel() for p in small.parameters())
+    written, n_read = generate(own)
+    assert n_read == [7, 1, 1, 1, 1]
+    assert torch.equal(written, expected)
+
+
+def test_what_the_own_forward_cannot_hold_is_refused() -> None:
+    original = llama()
+    small = compact(original, "q_proj/2", 1, 0)
+    with pytest.raises(al.InputError, match=r"own forward of LlamaForCausalLM does not fit.*MLPs"):
+        to_transformers(small)
+
+
+def test_a_folder_lets_the_cache_be_used_again(tmp_path: Path) -> None:
+    save_pretrained(compact(llama(), "mlp", 6, 6), tmp_path / "small")
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
+    assert generate(loaded)[1] == [7, 1, 1, 1, 1]
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:

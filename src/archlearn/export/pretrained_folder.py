@@ -1,4 +1,4 @@
-"""`save_pretrained`: a compact model of transformers as a folder that `from_pretrained` reads."""
+"""Compact models of transformers: as a folder for `from_pretrained`, or in the original's class."""
 
 import copy
 import itertools
@@ -15,6 +15,7 @@ from archlearn.errors import InputError, check_installed, first_line
 from archlearn.gating.cost_counter import EXAMPLE, known_inputs, place_inputs
 from archlearn.module_utils import evaluating
 from archlearn.serialization import save
+from archlearn.surgery.narrowing import update_sizes_
 from archlearn.tracing.example_inputs import ExampleInputs, check_given
 from archlearn.tracing.generated_forward import forward_graphs, user_class
 
@@ -67,15 +68,7 @@ def save_pretrained(
         FileError: If it fits neither way.
     """
     path = Path(folder)
-    if original is not None:
-        kind, config = _read_original(model, Path(original))
-    elif hasattr(model, "config") and hasattr(model, "save_pretrained"):
-        kind, config = user_class(model), model.config
-    else:
-        raise InputError(
-            f"{type(model).__name__} is no model of transformers; write it with archlearn.save "
-            "or, if archlearn.load read it, name the folder with its config.json as original="
-        )
+    kind, config = _find_original(model, original)
     fitted, reason = _fit(model, kind, config, example_inputs)
     path.mkdir(parents=True, exist_ok=True)
     if fitted is not None:
@@ -83,6 +76,50 @@ def save_pretrained(
     else:
         save(model, path / FILE)
     return SavedFolder(path, fitted is not None, reason)
+
+
+def to_transformers(
+    model: nn.Module,
+    original: str | PathLike[str] | None = None,
+    example_inputs: object = None,
+) -> Any:
+    """Return a compact model in the class of transformers that it had, whose own forward runs it.
+
+    So `generate` works, with its cache of keys and values. The layers may have different widths;
+    the config goes on saying the original's where it cannot say theirs.
+
+    Args:
+        model: As for `save_pretrained`, and so are the others.
+        original: A folder with the original's `config.json`, for a model from `load`.
+        example_inputs: Arguments for one call, on which both must agree.
+
+    Raises:
+        InputError: If the own forward cannot hold the sizes, as where a layer has gone, or the
+            model is not one of transformers.
+    """
+    kind, config = _find_original(model, original)
+    fitted, reason = _fit(model, kind, config, example_inputs)
+    if fitted is None and model.state_dict().keys() == _shapes(kind, config).keys():
+        inputs = _find_inputs(model, config, example_inputs)
+        fitted, reason = _check(model, _with_weights(kind, config, model), inputs, "these widths")
+    if fitted is None:
+        raise InputError(
+            f"the own forward of {kind.__name__} does not fit the compact model ({reason}); learn "
+            "the widths of its MLPs and embeddings only, by their names in learn="
+        )
+    return fitted.train(model.training)
+
+
+def _find_original(model: Any, original: str | PathLike[str] | None) -> tuple[type[nn.Module], Any]:
+    """Return the class of transformers that a model had, and its config."""
+    if original is not None:
+        return _read_original(model, Path(original))
+    if hasattr(model, "config") and hasattr(model, "save_pretrained"):
+        return user_class(model), model.config
+    raise InputError(
+        f"{type(model).__name__} is no model of transformers; write it with archlearn.save "
+        "or, if archlearn.load read it, name the folder with its config.json as original="
+    )
 
 
 def _read_original(model: nn.Module, folder: Path) -> tuple[type[nn.Module], Any]:
@@ -184,15 +221,36 @@ def _fit(
         for name, size in settings.items():
             setattr(trial, name, size)
         if _shapes(kind, trial) == sizes:
-            if example_inputs is None and not hasattr(model, EXAMPLE):
-                example_inputs = _make_inputs(model, config)
-            inputs = known_inputs(model, example_inputs)
-            fitted: Any = kind(trial)
-            fitted.load_state_dict(model.state_dict())
+            inputs = _find_inputs(model, config, example_inputs)
             said = ", ".join(f"{name}={size}" for name, size in settings.items())
+            fitted = _with_weights(kind, trial, model)
             return _check(model, fitted, inputs, said or "no size has changed")
     lost = ", ".join(f"{old} became {new}" for old, new in changes.items())
     return None, f"no setting of its config says that {lost}"
+
+
+def _find_inputs(model: nn.Module, config: Any, example_inputs: object) -> ExampleInputs:
+    if example_inputs is None and not hasattr(model, EXAMPLE):
+        example_inputs = _make_inputs(model, config)
+    return known_inputs(model, example_inputs)
+
+
+def _with_weights(kind: Any, config: Any, model: nn.Module) -> nn.Module:
+    """Return an ordinary model with copies of these weights, whatever widths its config says."""
+    config = copy.deepcopy(config)
+    if hasattr(config, "use_cache"):  # which gated models, and so compact ones, go without
+        config.use_cache = True
+    made: nn.Module = kind(config)
+    modules: list[Any] = list(made.modules())
+    copies: dict[int, Tensor] = {}  # by identity: what was shared stays so
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(made.get_submodule(owner), leaf, copy.deepcopy(tensor, copies))
+    update_sizes_(made)
+    for module in modules:
+        if type(module).__name__ == "Conv1D":  # the linear layer of GPT-2
+            module.nx, module.nf = module.weight.shape
+    return made
 
 
 def _shapes(kind: type[nn.Module], config: Any) -> dict[str, tuple[int, ...]]:

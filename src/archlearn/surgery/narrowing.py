@@ -135,6 +135,8 @@ def update_sizes_(net: nn.Module) -> None:
             module.flatten_parameters()
         elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.embedding_dim = module.weight.shape[1]
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.elementwise_affine:
+            module.normalized_shape = tuple(module.weight.shape)
         elif (spec := spec_of_class(type(module))) is not None and spec.sized_by:
             tensors = [getattr(module, name, None) for name in ("weight", "running_mean")]
             for known in [tensor for tensor in tensors if tensor is not None][:1]:
