@@ -23,6 +23,7 @@ from archlearn.export.pretrained_folder import save_pretrained, to_transformers
 from tests.cli.commands import assert_refused, run_here
 
 hf: Any = transformers
+HEADS = "heads"
 TOKENS = torch.randint(3, 60, (2, 7), generator=torch.Generator().manual_seed(0))
 
 
@@ -35,7 +36,7 @@ def bert() -> Any:
 
 def gpt2() -> Any:
     return hf.GPT2LMHeadModel(hf.GPT2Config(
-        vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=32, n_inner=None, bos_token_id=1,
+        vocab_size=60, n_embd=16, n_layer=2, n_head=4, n_positions=32, n_inner=None, bos_token_id=1,
         eos_token_id=2,
     ))  # fmt: skip
 
@@ -52,6 +53,21 @@ def llama() -> Any:
     ))  # fmt: skip
 
 
+def gemma() -> Any:
+    return hf.Gemma2ForCausalLM(hf.Gemma2Config(
+        vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
+        num_key_value_heads=2, intermediate_size=24, max_position_embeddings=32, bos_token_id=1,
+        eos_token_id=None, pad_token_id=0,
+    ))  # fmt: skip
+
+
+def opt() -> Any:
+    return hf.OPTForCausalLM(hf.OPTConfig(
+        vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, ffn_dim=24,
+        word_embed_proj_dim=16, max_position_embeddings=32, bos_token_id=1, eos_token_id=None,
+    ))  # fmt: skip
+
+
 def siglip() -> Any:
     return hf.SiglipVisionModel(hf.SiglipVisionConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
@@ -62,8 +78,9 @@ def siglip() -> Any:
 @torch.no_grad()
 def compact(net: nn.Module, part: str, *n_closed: int, **inputs: Any) -> Any:
     torch.manual_seed(0)
-    gated = al.add_gates(net.eval(), inputs or {"input_ids": TOKENS})
-    gates = [gate for name, gate in al.width_gates(gated).items() if part in name]
+    learn = {"*att*": al.Learn.HEADS} if part == HEADS else None
+    gated = al.add_gates(net.eval(), inputs or {"input_ids": TOKENS}, learn=learn)
+    gates = [gate for name, gate in al.width_gates(gated).items() if learn or part in name]
     for gate, n in zip(gates, n_closed, strict=True):
         gate[:n] = 0.0
     return al.compact(gated)
@@ -137,7 +154,16 @@ def generate(net: Any) -> tuple[torch.Tensor, list[int]]:
 @pytest.mark.parametrize("is_loaded", [False, True])
 @pytest.mark.parametrize(
     ("make", "part", "n_closed"),
-    [(llama, "mlp", (6, 5)), (llama, "embed", (4,)), (gpt2, "mlp", (6, 5)), (gpt2, "wte", (4,))],
+    [
+        (llama, "mlp", (6, 5)),
+        (llama, "embed", (4,)),
+        (llama, HEADS, (1, 0, 0, 1)),  # of two heads of keys, and of two queries for each
+        (gemma, HEADS, (0, 1, 1, 0)),
+        (gpt2, "mlp", (6, 5)),
+        (gpt2, "wte", (4,)),
+        (gpt2, HEADS, (1, 0)),
+        (opt, HEADS, (1, 0)),
+    ],
 )
 def test_the_own_forward_keeps_its_cache(
     make: Any, part: str, n_closed: tuple[int, ...], is_loaded: bool, tmp_path: Path

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -112,6 +113,29 @@ def test_a_model_that_shrinks_learns_the_same_channels_of_each_head() -> None:
     places = [{c % 16 for c in kept["value.weight"][0] if c // 16 == head} for head in range(HEADS)]
     assert len(set(map(frozenset, filter(None, places)))) > 1
     assert (runs[0](draw(3, 5, 6)) - runs[1](draw(3, 5, 6))).abs().max() < 1e-10
+
+
+def test_whole_heads_alone_are_learnt_and_shrunk() -> None:
+    torch.manual_seed(0)
+    model = al.add_gates(Attention().double(), draw(2, 5, 6), learn={"query": al.Learn.HEADS})
+    assert {name: len(gate) for name, gate in al.width_gates(model).items()} == {"query": HEADS}
+    schedule = al.GateSchedule(decisions=20, patience=2, memory=0.5)
+    gates = al.GateOptimizer(model, STEPS, budget={"parameters": "60%"}, schedule=schedule)
+    learn(model, gates, STEPS * 3 // 4)
+    al.shrink_(model, torch.optim.SGD(al.weights(model), lr=0.1), gates)
+    assert {name: len(gate) for name, gate in al.width_gates(model).items()} == {"query": 2}
+    learn(model, gates, STEPS // 4)
+    small: Any = al.compact(model)
+    (rows,) = {al.kept_channels(small)[f"{name}.weight"][0] for name in ("query", "key", "value")}
+    heads = sorted({row // SIZE for row in rows})
+    assert 0 < len(heads) < HEADS
+    assert rows == tuple(head * SIZE + place for head in heads for place in range(SIZE))
+
+
+def test_heads_are_refused_where_there_are_none() -> None:
+    refusal = r"learn\['out'\] asks for the heads of 'out'.*: it has no heads"
+    with pytest.raises(al.InputError, match=refusal):
+        al.add_gates(Attention(), torch.randn(2, 5, 6), learn={"out": al.Learn.HEADS})
 
 
 def test_gates_inside_branches_are_observed_beside_probes() -> None:

@@ -122,6 +122,7 @@ NO_CHANNELS = Reason(
     "nothing is needed, unless a product by hand does (einsum): make it an nn.Linear",
 )
 NOT_ASKED = Reason("not asked for in learn=", "name it in learn=")
+WHOLE_HEADS = Reason("it has no heads that could go whole", "ask for Learn.WIDTH")
 NOT_IN_TRAINING = Reason(
     "called in evaluation mode only, where no gate learns", "let training mode call it, too"
 )
@@ -161,6 +162,7 @@ class ChannelGraph:
         dims: The channel of each index of each parameter's dimension.
         elements: The channel of each element of parameters that are used as they are.
         asked: The calls of activations whose channels are to be gated, in each graph.
+        whole_heads: The sites that lose whole heads only.
         gated: Those of them behind which gates stand; the channels of others are gated where they
             are read.
         streams: Channels that are gated where they are read.
@@ -183,6 +185,7 @@ class ChannelGraph:
     dims: Dims
     elements: dict[str, Tensor]
     asked: dict[int, frozenset[str]]
+    whole_heads: frozenset[str]
     gated: dict[int, frozenset[str]]
     streams: tuple[Stream, ...]
     groups: tuple[Group, ...]
@@ -299,6 +302,7 @@ def build_channel_graph(
     may_gate: Callable[[Site], bool],
     leaves: Iterable[Leaf] = (),
     *,
+    only_heads: Callable[[Site], bool] = lambda _: False,
     trained_only: bool = True,
     with_streams: bool = True,
     traces: Traces | None = None,
@@ -306,9 +310,10 @@ def build_channel_graph(
 ) -> ChannelGraph:
     """Trace a network, left unchanged, and find what can be learnt at sites that may be gated.
 
-    With `trained_only` channels stay whose gates no gradient would reach in training mode; with
-    `with_streams` channels may be gated where they are read. Of a network that shrinks, `traces`
-    are known already, and what was found `before`, which is chosen again.
+    At sites with `only_heads` whole heads may go, and no other channel. With `trained_only`
+    channels stay whose gates no gradient would reach in training mode; with `with_streams`
+    channels may be gated where they are read. Of a network that shrinks, `traces` are known
+    already, and what was found `before`, which is chosen again.
     """
     traces = traces or trace(net, inputs, leaves)
     with evaluating(net), preserve_state(net), preserve_rng(inputs):
@@ -325,8 +330,16 @@ def build_channel_graph(
     if trained_only:
         gates = [(place, site.node, channels) for place, site, channels in at_sites]
         _keep_untrained_(reasons, root, traces, gates + _find_reads(found))
-    by_name = [(site.name, channels) for _, site, channels in at_sites]
-    groups, group_of = _find_groups(found, by_name)
+    gated_at = [(site, channels) for _, site, channels in at_sites]
+    gated_at += [(stream.site, stream.channels) for stream in found.streams]
+    rows, columns, shares = found.parents
+    heads = torch.cat([rows[rows != columns], shares[rows != shares]])
+    whole_heads = frozenset(site.name for site, _ in gated_at if only_heads(site))
+    for site, channels in gated_at:
+        if site.name in whole_heads:
+            for channel in channels[~torch.isin(channels, heads)].tolist():
+                reasons.setdefault(channel, WHOLE_HEADS)
+    groups, group_of = _find_groups(found, [(site.name, channels) for site, channels in gated_at])
     reached = [site.ids for each in followed for site in each.sites.values()]
     atoms = torch.cat([root[:0], *reached])
     fixed = torch.unique(atoms[root[atoms] == FIXED])
@@ -340,6 +353,7 @@ def build_channel_graph(
         dims=found.dims,
         elements=found.elements,
         asked=asked,
+        whole_heads=whole_heads,
         gated=gated,
         streams=found.streams,
         groups=groups,
@@ -465,7 +479,6 @@ def _find_groups(
     And the place of each channel's group. Of channels at sites that are in none, the reason is
     added to the findings.
     """
-    at_sites = [*at_sites, *((stream.site.name, stream.channels) for stream in found.streams)]
     # Dimensions with the very same channels tell no more than one of them does.
     different = {id(channels): channels for channels in found.dims.values()}
     # A part that a tensor is split into is a home, so that none is ever left without a channel.

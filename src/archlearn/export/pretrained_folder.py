@@ -105,7 +105,8 @@ def to_transformers(
     if fitted is None:
         raise InputError(
             f"the own forward of {kind.__name__} does not fit the compact model ({reason}); learn "
-            "the widths of its MLPs and embeddings only, by their names in learn="
+            "no more than the widths of its MLPs and embeddings, and whole heads (Learn.HEADS), by "
+            "their names in learn="
         )
     return fitted.train(model.training)
 
@@ -248,9 +249,20 @@ def _with_weights(kind: Any, config: Any, model: nn.Module) -> nn.Module:
         setattr(made.get_submodule(owner), leaf, copy.deepcopy(tensor, copies))
     update_sizes_(made)
     for module in modules:
-        if type(module).__name__ == "Conv1D":  # the linear layer of GPT-2
-            module.nx, module.nf = module.weight.shape
+        _update_heads_(module)
     return made
+
+
+def _update_heads_(module: Any) -> None:
+    """Let attention say how many heads it has, where it does not read that off its tensors."""
+    if type(module).__name__ == "Conv1D":  # the linear layer of GPT-2
+        module.nx, module.nf = module.weight.shape
+    elif hasattr(module, "c_attn") and hasattr(module, "split_size"):
+        module.split_size = len(module.c_proj.weight)
+    elif hasattr(module, "q_proj") and hasattr(module, "num_key_value_groups"):
+        module.num_key_value_groups = len(module.q_proj.weight) // len(module.k_proj.weight)
+    elif all(hasattr(module, name) for name in ("q_proj", "num_heads", "head_dim")):
+        module.num_heads = len(module.q_proj.weight) // module.head_dim
 
 
 def _shapes(kind: type[nn.Module], config: Any) -> dict[str, tuple[int, ...]]:

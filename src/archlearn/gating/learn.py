@@ -1,11 +1,15 @@
-"""`Learn`: what is learnt at a layer, its width, its depth, both or nothing."""
+"""`Learn`: what is learnt at a layer: its width, its heads, its depth or nothing."""
 
 from enum import Flag, auto
 
 
 class Learn(Flag):
-    """The two elements of the paper's "Layers Learnt" column."""
+    """The two elements of the paper's "Layers Learnt" column, and whole heads.
+
+    In attention WIDTH closes whole heads and channels within them, HEADS whole heads only.
+    """
 
     NOTHING = 0
     WIDTH = auto()
     DEPTH = auto()
+    HEADS = auto()

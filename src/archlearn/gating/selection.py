@@ -148,8 +148,9 @@ def select_sites(
     channel_graph = build_channel_graph(
         net,
         inputs,
-        lambda site: Learn.WIDTH in request.of(site),
+        lambda site: bool(request.of(site) & (Learn.WIDTH | Learn.HEADS)),
         leaves,
+        only_heads=lambda site: request.of(site) & ~Learn.DEPTH == Learn.HEADS,
         with_streams=with_streams,
     )
     channel_graph = free_heads(channel_graph, net)
@@ -190,6 +191,7 @@ def reselect_sites(
         net,
         inputs,
         lambda site: site.name in gated,
+        only_heads=lambda site: site.name in old.whole_heads,
         traces=traces,
         before=old,
     )
@@ -282,8 +284,8 @@ class _LearnRequest:
         for key, wish in (learn or {}).items():
             if not isinstance(wish, Learn):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InputError(
-                    f"learn[{key!r}] is {wish!r}; give Learn.WIDTH, Learn.DEPTH, both joined by "
-                    "|, or Learn.NOTHING"
+                    f"learn[{key!r}] is {wish!r}; give Learn.WIDTH, Learn.HEADS, Learn.DEPTH, "
+                    "several joined by |, or Learn.NOTHING"
                 )
 
     def of(self, site: Site) -> Learn:
@@ -340,9 +342,10 @@ class _LearnRequest:
             if site.name not in names:
                 continue
             reason = learnable.width_reason(0, site)
-            if Learn.WIDTH in wish and reason is not None:
+            if wish & (Learn.WIDTH | Learn.HEADS) and reason is not None:
+                what = "width" if Learn.WIDTH in wish else "heads"
                 raise InputError(
-                    f"learn[{key!r}] asks for the width of {site.name!r}, but that would not be "
+                    f"learn[{key!r}] asks for the {what} of {site.name!r}, but that would not be "
                     f"exact: {reason.text}; {reason.fix}"
                 )
             has_depth = site.name in learnable.mergeable or learnable.branches.keys() & set(
