@@ -68,6 +68,14 @@ def opt() -> Any:
     ))  # fmt: skip
 
 
+def stable_lm() -> Any:
+    return hf.StableLmForCausalLM(hf.StableLmConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=24, max_position_embeddings=32, bos_token_id=1,
+        eos_token_id=None, pad_token_id=0,
+    ))  # fmt: skip
+
+
 def siglip() -> Any:
     return hf.SiglipVisionModel(hf.SiglipVisionConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
@@ -163,6 +171,7 @@ def generate(net: Any) -> tuple[torch.Tensor, list[int]]:
         (gpt2, "wte", (4,)),
         (gpt2, HEADS, (1, 0)),
         (opt, HEADS, (1, 0)),
+        (stable_lm, HEADS, (1, 0, 0, 1)),
     ],
 )
 def test_the_own_forward_keeps_its_cache(

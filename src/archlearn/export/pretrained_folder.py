@@ -259,10 +259,13 @@ def _update_heads_(module: Any) -> None:
         module.nx, module.nf = module.weight.shape
     elif hasattr(module, "c_attn") and hasattr(module, "split_size"):
         module.split_size = len(module.c_proj.weight)
-    elif hasattr(module, "q_proj") and hasattr(module, "num_key_value_groups"):
-        module.num_key_value_groups = len(module.q_proj.weight) // len(module.k_proj.weight)
-    elif all(hasattr(module, name) for name in ("q_proj", "num_heads", "head_dim")):
-        module.num_heads = len(module.q_proj.weight) // module.head_dim
+    elif hasattr(module, "q_proj") and hasattr(module, "head_dim"):
+        rows = (len(layer.weight) for layer in (module.q_proj, module.k_proj))
+        n_heads, n_keys = (n // module.head_dim for n in rows)
+        known = {"num_heads": n_heads, "num_attention_heads": n_heads}
+        known |= {"num_key_value_heads": n_keys, "num_key_value_groups": n_heads // max(n_keys, 1)}
+        for name in known.keys() & vars(module).keys():
+            setattr(module, name, known[name])
 
 
 def _shapes(kind: type[nn.Module], config: Any) -> dict[str, tuple[int, ...]]:
