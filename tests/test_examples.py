@@ -1,4 +1,4 @@
-"""The example for text runs on a small encoder, lands on its budget and writes a file."""
+"""The examples with transformers land on their budgets, and what they write is read again."""
 
 import runpy
 import sys
@@ -18,9 +18,11 @@ if find_spec("torchvision") is not None:
     import_models()  # which transformers imports in its turn
 import transformers
 
+from archlearn.export.pretrained_folder import to_transformers
+
 hf: Any = transformers
 
-PAGE = Path(__file__).parents[1] / "examples" / "sst2.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 WORDS = ["bad", "good", "film", "plot", "actor"]
 
 
@@ -44,8 +46,8 @@ def folders(tmp_path: Path) -> list[str]:
 def test_a_text_classifier_is_learnt_to_its_budget_and_written(
     folders: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [str(PAGE), *folders, "1", "10"])
-    found = runpy.run_path(str(PAGE))
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLES / "sst2.py"), *folders, "1", "10"])
+    found = runpy.run_path(sys.argv[0])
     said = capsys.readouterr().out
     inputs = {name: tokens[:2] for name, tokens in found["inputs"].items()}
     before, after = (al.count_costs(found[name], inputs) for name in ("net", "small"))
@@ -54,3 +56,22 @@ def test_a_text_classifier_is_learnt_to_its_budget_and_written(
     assert Path(folders[2]).is_dir()
     loaded = al.load(Path(folders[2]) / "archlearn.safetensors").eval()
     assert torch.equal(loaded(**inputs)["logits"], found["small"].eval()(**inputs).logits)
+
+
+def test_a_language_model_is_learnt_to_its_budget_and_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(400)))
+    words = [str(EXAMPLES / "language_model.py"), str(tmp_path / "text"), str(tmp_path), "1", "10"]
+    monkeypatch.setattr(sys, "argv", words)
+    found = runpy.run_path(sys.argv[0])
+    said = capsys.readouterr().out
+    net, own, example = (found[name] for name in ("net", "own", "example"))
+    before, after = (al.count_costs(found[name], example) for name in ("net", "small"))
+    assert 0.4 * before.multiply_adds < after.multiply_adds <= 0.5 * before.multiply_adds
+    assert type(own) is type(net)
+    assert "same function on" in said
+    assert len(found["written"]) == 32 + 200
+    loaded = al.load(tmp_path / "small.safetensors")
+    again = to_transformers(loaded, original=tmp_path).eval()
+    assert torch.equal(again(**example).logits, own(**example).logits)
