@@ -193,6 +193,24 @@ def test_the_own_forward_keeps_its_cache(
     assert torch.equal(written, expected)
 
 
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_the_own_forward_keeps_the_precision_of_its_rotary_embedding(
+    is_loaded: bool, tmp_path: Path
+) -> None:
+    llama().save_pretrained(tmp_path)
+    original = hf.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    frequencies = original.model.rotary_emb.inv_freq
+    assert frequencies.dtype == torch.float32
+    small = compact(original, "mlp", 6, 5)
+    if is_loaded:
+        al.save(small, tmp_path / "small.safetensors")
+        small = al.load(tmp_path / "small.safetensors").eval()
+    own = to_transformers(small, tmp_path if is_loaded else None)
+    assert {p.dtype for p in own.parameters()} == {torch.bfloat16}
+    torch.testing.assert_close(own.model.rotary_emb.inv_freq, frequencies, rtol=0, atol=0)
+    assert torch.equal(own(TOKENS).logits, small(TOKENS).logits)
+
+
 def test_what_the_own_forward_cannot_hold_is_refused() -> None:
     original = llama()
     small = compact(original, "q_proj/2", 1, 0)

@@ -244,7 +244,11 @@ def _with_weights(kind: Any, config: Any, model: nn.Module) -> nn.Module:
     made: nn.Module = kind(config)
     modules: list[Any] = list(made.modules())
     copies: dict[int, Tensor] = {}  # by identity: what was shared stays so
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    tensors = model.state_dict(keep_vars=True)
+    # Frequencies of rotary embeddings, in no state_dict, may have another dtype than the weights.
+    known = dict(model.named_buffers())
+    tensors |= {name: known[name] for name, _ in made.named_buffers() if name in known}
+    for name, tensor in tensors.items():
         owner, _, leaf = name.rpartition(".")
         setattr(made.get_submodule(owner), leaf, copy.deepcopy(tensor, copies))
     update_sizes_(made)
@@ -311,7 +315,7 @@ def _check(
     model: nn.Module, fitted: nn.Module, inputs: ExampleInputs, said: str
 ) -> tuple[Any, str]:
     """Return the ordinary model only if it computes the same."""
-    fitted.to(next(model.parameters()))
+    fitted.to(next(model.parameters()).device)
     try:
         with torch.no_grad(), evaluating(model, fitted):
             pair = [each(*inputs.args, **inputs.kwargs) for each in (model, fitted)]
