@@ -211,6 +211,20 @@ def test_the_own_forward_keeps_the_precision_of_its_rotary_embedding(
     assert torch.equal(own(TOKENS).logits, small(TOKENS).logits)
 
 
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_the_settings_of_generate_stay(is_loaded: bool, tmp_path: Path) -> None:
+    original = llama()
+    original.generation_config.eos_token_id = [5, 7]
+    original.save_pretrained(tmp_path)
+    small = compact(original, "mlp", 6, 5)
+    if is_loaded:
+        al.save(small, tmp_path / "small.safetensors")
+        small = al.load(tmp_path / "small.safetensors").eval()
+    settings = to_transformers(small, tmp_path if is_loaded else None).generation_config
+    assert settings.eos_token_id == [5, 7]
+    assert settings.use_cache
+
+
 def test_what_the_own_forward_cannot_hold_is_refused() -> None:
     original = llama()
     small = compact(original, "q_proj/2", 1, 0)

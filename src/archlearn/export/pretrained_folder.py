@@ -108,7 +108,20 @@ def to_transformers(
             "no more than the widths of its MLPs and embeddings, and whole heads (Learn.HEADS), by "
             "their names in learn="
         )
+    settings = _find_generation(model, original)
+    if settings is not None:
+        settings.use_cache = True
+        fitted.generation_config = settings
     return fitted.train(model.training)
+
+
+def _find_generation(model: nn.Module, original: str | PathLike[str] | None) -> Any:
+    """Return the settings of `generate` that a model has, or a folder; None without any."""
+    if original is not None and (Path(original) / "generation_config.json").is_file():
+        from transformers import GenerationConfig
+
+        return GenerationConfig.from_pretrained(original)
+    return copy.deepcopy(getattr(model, "generation_config", None))
 
 
 def _find_original(model: Any, original: str | PathLike[str] | None) -> tuple[type[nn.Module], Any]:
