@@ -232,6 +232,12 @@ def test_what_the_own_forward_cannot_hold_is_refused() -> None:
         to_transformers(small)
 
 
+def test_shared_keys_that_only_a_mask_makes_fail_are_refused() -> None:
+    small = compact(llama(), "q_proj/3", 1, 1)  # a head of queries for each of keys, and not two
+    with pytest.raises(al.InputError, match=r"LlamaForCausalLM does not fit.*size of tensor"):
+        to_transformers(small)
+
+
 def test_a_folder_lets_the_cache_be_used_again(tmp_path: Path) -> None:
     save_pretrained(compact(llama(), "mlp", 6, 6), tmp_path / "small")
     loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()

@@ -18,6 +18,7 @@ from archlearn.serialization import save
 from archlearn.surgery.narrowing import update_sizes_
 from archlearn.tracing.example_inputs import ExampleInputs, check_given
 from archlearn.tracing.generated_forward import forward_graphs, user_class
+from archlearn.tracing.transformer_blocks import with_attention_mask
 
 FILE = "archlearn.safetensors"
 CONFIG = "config.json"
@@ -331,10 +332,21 @@ def _check(
     fitted.to(next(model.parameters()).device)
     try:
         with torch.no_grad(), evaluating(model, fitted):
-            pair = [each(*inputs.args, **inputs.kwargs) for each in (model, fitted)]
-            expected, found = ([t for t in y.values() if isinstance(t, Tensor)] for y in pair)
-            for one, other in zip(expected, found, strict=True):
-                torch.testing.assert_close(one, other)
+            for given in _with_padding(with_attention_mask(fitted, inputs)):
+                pair = [each(*given.args, **given.kwargs) for each in (model, fitted)]
+                expected, found = ([t for t in y.values() if isinstance(t, Tensor)] for y in pair)
+                for one, other in zip(expected, found, strict=True):
+                    torch.testing.assert_close(one, other)
     except Exception as error:
         return None, f"an ordinary model with {said} does not compute the same: {first_line(error)}"
     return fitted, said
+
+
+def _with_padding(inputs: ExampleInputs) -> list[ExampleInputs]:
+    """Return inputs, and others whose mask hides the last token: attention takes another path."""
+    mask = inputs.kwargs.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] < 2:
+        return [inputs]
+    padded = mask.clone()
+    padded[:, -1] = 0
+    return [inputs, ExampleInputs(inputs.args, {**inputs.kwargs, "attention_mask": padded})]
