@@ -238,6 +238,14 @@ def test_shared_keys_that_only_a_mask_makes_fail_are_refused() -> None:
         to_transformers(small)
 
 
+def test_a_model_with_gates_is_to_be_compacted_first(tmp_path: Path) -> None:
+    gated = al.add_gates(llama().eval(), {"input_ids": TOKENS})
+    for write in (to_transformers, lambda model: save_pretrained(model, tmp_path / "small")):
+        with pytest.raises(al.InputError, match=r"still has gates; give what archlearn\.compact"):
+            write(gated)
+    assert not (tmp_path / "small").exists()
+
+
 def test_a_folder_lets_the_cache_be_used_again(tmp_path: Path) -> None:
     save_pretrained(compact(llama(), "mlp", 6, 6), tmp_path / "small")
     loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()

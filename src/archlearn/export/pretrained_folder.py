@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from archlearn.errors import InputError, check_installed, first_line
 from archlearn.gating.cost_counter import EXAMPLE, known_inputs, place_inputs
+from archlearn.gating.gate_container import find_container
 from archlearn.module_utils import evaluating
 from archlearn.serialization import save
 from archlearn.surgery.narrowing import update_sizes_
@@ -65,7 +66,7 @@ def save_pretrained(
         example_inputs: Arguments for one call; a compact model knows its own.
 
     Raises:
-        InputError: If the model is not one of transformers, or its config is another's.
+        InputError: If the model has gates, is not one of transformers, or its config is another's.
         FileError: If it fits neither way.
     """
     path = Path(folder)
@@ -127,6 +128,8 @@ def _find_generation(model: nn.Module, original: str | PathLike[str] | None) -> 
 
 def _find_original(model: Any, original: str | PathLike[str] | None) -> tuple[type[nn.Module], Any]:
     """Return the class of transformers that a model had, and its config."""
+    if find_container(model) is not None:
+        raise InputError("the model still has gates; give what archlearn.compact(model) returns")
     if original is not None:
         return _read_original(model, Path(original))
     if hasattr(model, "config") and hasattr(model, "save_pretrained"):
@@ -205,8 +208,8 @@ def _make_inputs(model: nn.Module, config: Any) -> ExampleInputs:
 
 
 _BY_HAND = (
-    "give it inputs of yours in Python: archlearn.export.pretrained_folder.save_pretrained("
-    "model, folder, original=..., example_inputs=...)"
+    "give inputs of yours in Python, as example_inputs=... of save_pretrained or to_transformers "
+    "in archlearn.export.pretrained_folder"
 )
 
 
