@@ -92,6 +92,31 @@ def test_products_with_a_parameter_are_layers(
     )  # einsum adds in its own way
 
 
+class NoLayer(nn.Module):
+    """A product with a parameter that sums over nothing, beside layers."""
+
+    def __init__(self, equation: str) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(5, 8), nn.Linear(8, 4)
+        self.weight, self.equation = nn.Parameter(torch.randn(4, 3)), equation
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(torch.relu(self.up(x)))
+        y = y if self.equation.startswith("i") else y.sum()
+        return torch.einsum(self.equation, y, self.weight)
+
+
+@pytest.mark.parametrize("equation", ["ii,io->io", ",io->io"])
+def test_a_product_with_a_diagonal_or_a_single_number_is_no_layer(equation: str) -> None:
+    x = torch.randn(4, 5, dtype=torch.float64)
+    model = al.add_gates(NoLayer(equation).double(), x)
+    gates = al.width_gates(model)
+    assert gates.keys() == {"up"}
+    with torch.no_grad():
+        gates["up"][::2] = 0.0
+    torch.testing.assert_close(al.compact(model)(2 * x), model(2 * x), rtol=0, atol=1e-10)
+
+
 class UsedTwice(ByHand):
     """The weight is read as it is, too."""
 

@@ -119,7 +119,8 @@ def _read_product(node: fx.Node) -> tuple[Sequence[Any], bool] | None:
         for pair, given, weight in (((first, second), one, two), ((second, first), two, one)):
             is_matrix = len(set(weight)) == len(weight) == 2
             for is_turned, letters in ((False, weight), (True, weight[::-1])):  # bni,io->bno
-                if is_matrix and given[-1:] + out == letters[0] + given[:-1] + letters[1]:
+                is_read_once = is_matrix and given.count(letters[0]) == 1  # no diagonal: ii,io->io
+                if is_read_once and given[-1] + out == letters[0] + given[:-1] + letters[1]:
                     return pair, is_turned
     return None
 
