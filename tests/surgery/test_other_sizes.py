@@ -109,6 +109,15 @@ class BySelect(Features):
         return self.both(y.narrow(-1, 0, 6), y.select(-1, 7).unsqueeze(-1))
 
 
+class ByFilling(Features):
+    """Adds a tensor that is filled with one number, whose sizes other arguments follow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.first(x))
+        y = y + y.new_full((*x.shape[:-1], 12), 0.5) + y.new_ones(size=(*x.shape[:-1], 12))
+        return self.both(y[..., :6], y[..., 6:])
+
+
 class Attention(nn.Module):
     """Puts heads into the batch, or beside it."""
 
@@ -176,7 +185,7 @@ ROWS = [(3, 4), (2, 3, 4), (4, 4, 4), (6, 6, 4)]
     [
         (ByMethod, IMAGES), (ByModule, IMAGES), (BySplit, ROWS), (ByLoop, ROWS), (BySlice, ROWS),
         (ByCounts, IMAGES), (ByShape, IMAGES), (ByProduct, IMAGES), (ByShare, IMAGES),
-        (ByNegative, ROWS), (BySelect, ROWS), (ByNewAxes, IMAGES),
+        (ByNegative, ROWS), (BySelect, ROWS), (ByFilling, ROWS[1:]), (ByNewAxes, IMAGES),
         (ByBatchOfHeads, TOKENS), (ByHeadsBehind, TOKENS), (ByKeyword, TOKENS),
     ],
 )  # fmt: skip

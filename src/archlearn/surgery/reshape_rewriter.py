@@ -204,7 +204,8 @@ def _repeat(move: Move) -> fx.Node | None:
 def _new(move: Move) -> fx.Node:
     first, rest = move.node.args[0], move.node.args[2:] if _is_sizes(move) else ()
     made = (tuple(_sizes(move, infer=False)), *rest)
-    return move.graph.call_method(str(move.node.target), (first, *made), move.node.kwargs)
+    options = {name: value for name, value in move.node.kwargs.items() if name != "size"}
+    return move.graph.call_method(str(move.node.target), (first, *made), options)
 
 
 def _is_sizes(move: Move) -> bool:
@@ -217,7 +218,7 @@ def _sizes(move: Move, infer: bool = True) -> list[Any]:
     given = list(move.node.args[1:]) or [
         move.node.kwargs[name] for name in ("shape", "size") if name in move.node.kwargs
     ]
-    if len(given) == 1:
+    if len(given) == 1 or _is_sizes(move):
         given = _each_size(move, given[0])
     shape = list(move.expected.shape)
     if len(given) != len(shape) or move.node.target in ("flatten", torch.flatten):

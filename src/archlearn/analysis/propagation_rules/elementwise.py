@@ -130,7 +130,7 @@ def new(step: OpCall) -> Any:
     shape, own = step.out.shape, where_varying(x.ids)
     state = {"new_zeros": ZERO, "new_ones": CONSTANT}.get(step.name, UNKNOWN)
     given: Any = step.node.args[1:]
-    sizes: Any = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
+    sizes: Any = given[0] if given and isinstance(given[0], tuple | list) else given
     sizes = sizes if len(sizes) == len(shape) else ()
     known = [size_of(size) or (None, 0) for size in sizes]
     holder, n = step.node.args[0], x.ids.dim()
