@@ -659,6 +659,39 @@ def test_channels_of_learnt_queries_lie_where_they_are_read_however_few_are_left
     torch.testing.assert_close(al.compact(model)(fresh), before, rtol=0, atol=1e-10)
 
 
+class ReadsRows(nn.Module):
+    """Hidden channels are scaled by rows of one table, some of which nobody reads."""
+
+    def __init__(self, rows: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self.table, self.rows = nn.Parameter(torch.randn(4, 8)), rows
+        self.one, self.two, self.head = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.rows(self.table)
+        x = F.relu(self.one(x)) * first
+        return self.head(F.relu(self.two(x)) * second)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda table: (table[1], table[1]),
+        lambda table: (table[0], table[-1]),
+        lambda table: table[:2].unbind(0),
+        lambda table: (table.t()[:, 2], table.chunk(4)[3]),
+        lambda table: (table[2], 1.0),
+    ],
+)
+def test_a_table_of_which_single_rows_are_read_loses_the_same_of_each(
+    rows: Callable[[Tensor], tuple[Tensor, Tensor]],
+) -> None:
+    torch.manual_seed(0)
+    small = check_exact(ReadsRows(rows), draw(2, 5), draw(3, 5))
+    assert small.get_parameter("table").shape == (4, 4)
+    assert small.get_parameter("head.weight").shape == (3, 4)
+
+
 class ResizesPositions(nn.Module):
     """A table of more positions than channels, resized to as many tokens as there are."""
 

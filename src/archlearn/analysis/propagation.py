@@ -663,7 +663,7 @@ def follow(
     constraints.tie_grids()
     _tie_boxes(constraints)
     _tie_spreads(constraints)
-    _tie_unread_parts(constraints)
+    _tie_unread_parts(constraints, [part for each in followed for part in each.parts])
     _keep_ambiguous_parameters(constraints)
     constraints.tie_grids()
     return constraints, tuple(followed)
@@ -721,18 +721,30 @@ def _tie_spreads(constraints: ChannelConstraints) -> None:
             constraints.block(ids, "multiplies or is added to all heads", "nothing is needed")
 
 
-def _tie_unread_parts(constraints: ChannelConstraints) -> None:
+def _tie_unread_parts(constraints: ChannelConstraints, parts: Sequence[Tensor]) -> None:
     """Tie what the example does not read of a parameter (late positions) to the channel beside it.
 
-    Channels lie along a dimension if elements at one of its indices are tied.
+    Channels lie along a dimension if elements at one of its indices are tied, or if a part that is
+    taken is a single row (`table[1]`): all rows lose the same.
     """
     root = constraints.roots() if constraints.elements else torch.zeros(0)
     for ids in constraints.elements.values():
+        of_rows = {_dim_of_row(ids, part) for part in parts}
         for dim in [dim for dim, size in enumerate(ids.shape) if size > 1]:
             lines = ids.movedim(dim, -1).reshape(-1, ids.shape[dim])
             ordered = root[lines].sort(0).values
-            if bool((ordered[1:] == ordered[:-1]).any()):
+            if dim in of_rows or bool((ordered[1:] == ordered[:-1]).any()):
                 constraints.tie(lines[:1].expand_as(lines), lines)
+
+
+def _dim_of_row(ids: Tensor, part: Tensor) -> int | None:
+    """Return the dimension along which a part of a parameter lies, None if along several."""
+    places = part - ids.flatten()[0]  # they are numbered one after the other
+    if not len(part) or int(places.min()) < 0 or int(places.max()) >= ids.numel():
+        return None
+    index = torch.unravel_index(places, ids.shape)
+    dims = [dim for dim, line in enumerate(index) if int(line.min()) != int(line.max())]
+    return dims[0] if len(dims) == 1 else None
 
 
 def _keep_ambiguous_parameters(constraints: ChannelConstraints) -> None:
