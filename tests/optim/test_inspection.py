@@ -330,6 +330,11 @@ def test_no_layer_is_named_where_all_are_learnt() -> None:
     assert al.inspect(al.models.LeNet(), DIGITS).kept == {}
 
 
+def test_a_slope_and_a_norm_of_the_input_are_no_layers_that_mix_channels() -> None:
+    net = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, 3))
+    assert al.inspect(net, torch.randn(2, 4)).kept == {}
+
+
 class MixedAtASite(nn.Module):
     """The first layer has an activation behind it, which lists it already."""
 

@@ -30,6 +30,7 @@ from archlearn.analysis.propagation_rules.pooling import mean, variance
 from archlearn.analysis.propagation_rules.reshape import embedding
 from archlearn.analysis.rule_api import OUTPUT
 from archlearn.module_utils import evaluating, find_module
+from archlearn.op_table import ACTIVATE, spec_of
 from archlearn.tracing.fx_utils import leaves_of, source_of
 from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.rng import preserve_rng
@@ -697,10 +698,16 @@ def _find_kept(found: _Findings, group_of: Tensor, listed: set[str]) -> dict[str
 
 
 def _unknown_layers(found: _Findings) -> list[str]:
-    """Return the layers with parameters, none of which has a dimension of channels: nn.GRU."""
+    """Return the layers with parameters, none of which has a dimension of channels: nn.Bilinear.
+
+    A PReLU of one slope and a norm of the model's input do not mix channels.
+    """
     known = {name for name, _ in found.constraints.dims}
     layers: list[str] = []
     for call in found.traces.evaluation.find_nodes(op="call_module"):
+        spec = spec_of(call, found.net)
+        if spec is not None and spec.rule.startswith((ACTIVATE, "normalization.")):
+            continue
         own = dict(find_module(found.net, layer := layer_of(call)).named_parameters(layer))
         names = set(map(found.constraints.canonical, own))
         if names and not names & known and layer not in found.traces.opaque:
