@@ -70,7 +70,13 @@ def test_help_imports_neither_torch_nor_the_like(arguments: list[str], tmp_path:
     ("arguments", "answer"),
     [
         ("lern", 'Did you mean "learn"?'),
-        ("learn --widht-cost 1 --out a", "Did you mean --width-cost?"),
+        (
+            "learn --widht-cost 1 --out a",
+            "no option --widht-cost; did you mean --width-cost? see archlearn learn --help",
+        ),
+        ("learn --lr 0.1 --out a", "did you mean --learning-rate?"),
+        ("learn --device=cuda --out a", "no option --device; did you mean --accelerator?"),
+        ("learn --prune 3 --out a", "there is no option --prune; see archlearn learn --help"),
         ("learn --data mnits --out a", "did you mean 'mnist'?"),
         ("learn --model lennet --data digits:28 --out a", "did you mean 'lenet'?"),
         ("learn --model resnet8 --data digits --out a", "did you mean 'resnet20' or 'resnet56'?"),

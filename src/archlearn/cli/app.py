@@ -3,6 +3,7 @@
 Nothing here imports torch: a command does that when it runs, so that help is shown at once.
 """
 
+import difflib
 import io
 import logging
 import math
@@ -12,13 +13,31 @@ import sys
 from collections.abc import Sequence
 from inspect import cleandoc
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from archlearn import __version__
 from archlearn.cli import learn_commands, model_commands, paper
 from archlearn.errors import ArchlearnError, RunInterruptedError, RunStoppedError
 
 FAILED, STOPPED, INTERRUPTED, UNREAD = 1, 3, 130, 141
+
+_ELSEWHERE = {
+    "amp": "precision",
+    "bs": "batch-size",
+    "device": "accelerator",
+    "gpu": "accelerator",
+    "lr": "learning-rate",
+    "pretrained": "start-from",
+    "wd": "weight-decay",
+}
+"""What options are called in other trainers, where no spelling leads to our name."""
 
 
 def _show_default(value: object) -> str | None:
@@ -96,7 +115,9 @@ def _call(arguments: Sequence[str] | None) -> None:
 
 
 def _say(error: CycloptsError | ArchlearnError) -> str:
-    """Return what is wrong; of words that are too many or missing, what to do as well."""
+    """Return what is wrong; of words that are unknown, too many or missing, what to do as well."""
+    if isinstance(error, UnknownOptionError):
+        return _say_unknown(error)
     if not isinstance(error, UnusedCliTokensError | MissingArgumentError):
         return str(error)
     command = " ".join(error.command_chain or ())
@@ -110,3 +131,15 @@ def _say(error: CycloptsError | ArchlearnError) -> str:
     name = error.keyword or (argument.name if argument else "an argument")
     was_given = error.keyword or (argument and argument.tokens)
     return f"{name} needs a value; {see}" if was_given else f"{command} needs {name}; {see}"
+
+
+def _say_unknown(error: UnknownOptionError) -> str:
+    """Return which option is unknown, and the one that is meant if its name is near."""
+    option = (error.token.keyword or error.token.value).partition("=")[0]
+    word = option.lstrip("-").replace("_", "-")
+    known = {name.lstrip("-") for each in error.argument_collection for name in each.names}
+    usual = _ELSEWHERE.get(word)
+    near = [usual] if usual in known else difflib.get_close_matches(word, sorted(known), 1, 0.65)
+    asked = f"did you mean --{near[0]}? " if near else ""
+    see = " ".join(("archlearn", *(error.command_chain or ()), "--help"))
+    return f"there is no option {option}; {asked}see {see}"
