@@ -145,6 +145,8 @@ def test_a_checkpoint_is_answered_with_the_run_to_measure(
     [
         ("compact RUN --out /proc/x.safetensors", "choose another file with --out"),
         ("compact RUN --out RUN", "it is a folder; name a file in it with --out"),
+        ("compact RUN --budget parameters=20%", "a file of its own: --out small.safetensors"),
+        ("compact RUN --pay multiply_adds", "a file of its own: --out small.safetensors"),
         ("report RUN --out /proc/x.html", "choose another file with --out"),
         ("evaluate RUN --data diabetes", "does not take examples of shape (10,)"),
         ("evaluate HALF", "archlearn compact HALF"),

@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 
 import archlearn as al
 from archlearn.costs import CostName
-from archlearn.data.file_cache import CONFIG, SPEED, no_progress
+from archlearn.data.file_cache import CONFIG, SPEED, SUMMARY, no_progress
 from archlearn.errors import InputError, SettingsError
 from archlearn.training.settings import RunSettings
 
@@ -95,8 +95,8 @@ def parse_shape(text: str) -> tuple[int, ...]:
 COMPACT_EXAMPLES = """Examples:
   archlearn compact runs/a
   archlearn compact runs/a --budget parameters=10000 --out small.safetensors
-  archlearn compact runs/a --budget multiply_adds=50% --multiple-of 8
-  archlearn compact runs/a --pay multiply_adds
+  archlearn compact runs/a --budget multiply_adds=50% --multiple-of 8 \\
+    --out small.safetensors
 """
 
 
@@ -105,7 +105,7 @@ def compact_command(
     /,
     *,
     out: Path | None = None,
-    pay: CostName = "parameters",
+    pay: CostName | None = None,
     budget: tuple[str, ...] = (),
     multiple_of: Annotated[int, Parameter(validator=Number(gte=1))] = 1,
 ) -> None:
@@ -113,24 +113,30 @@ def compact_command(
 
     Args:
         run: The run's folder.
-        out: The file to write. [default: compact.safetensors in the run's folder, in place of
-            the one that is there]
-        pay: A linear layer is merged when this becomes less.
+        out: The file to write. [default: compact.safetensors in the run's folder]
+        pay: A linear layer is merged when this becomes less. [default: as in the run]
         budget: Close more channels until the network costs no more, as parameters=10000 or
             multiply_adds=50%. The weights are not trained after it.
         multiple_of: Close more channels until so many times a whole number are kept of each group,
             or all there were.
     """
-    from archlearn.training.run_directory import COMPACT, writing
+    from archlearn.training.run_directory import COMPACT, read_run_settings, writing
     from archlearn.training.run_setup import cut_to_budget_, read_pairs
 
     target = out or run / COMPACT
     asked = read_pairs("budget", budget)
+    own = read_run_settings(run).strengths.pay
+    is_another = bool(asked) or multiple_of > 1 or pay not in (None, own)
+    if out is None and is_another and (run / SUMMARY).is_file():
+        raise SettingsError(
+            f"{target} is what the summary and the report of this run describe; write another "
+            "network into a file of its own: --out small.safetensors"
+        )
     revived = al.training.load_gated_model(run)
     if asked or multiple_of > 1:
         cut_to_budget_(revived, asked, multiple_of)
     with writing(target):
-        chosen = al.plan(revived.model, revived.example, pay=pay)
+        chosen = al.plan(revived.model, revived.example, pay=pay or own)
         small = al.compact(revived.model, chosen)
         al.save(small, target)
     n_rows = len(revived.example)  # costs are said of one example, as everywhere
