@@ -14,7 +14,13 @@ from archlearn.reporting.architecture_diagram import (
     draw_diagram,
     read_diagram,
 )
-from archlearn.reporting.comparison import RunPoint, find_best, find_differences, read_frontiers
+from archlearn.reporting.comparison import (
+    RunPoint,
+    draw_run_frontier,
+    find_best,
+    find_differences,
+    read_frontiers,
+)
 from archlearn.reporting.figures import (
     PALETTE,
     SERIES,
@@ -199,6 +205,23 @@ def test_the_best_run_is_chosen_on_validation_data(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", lucky)]
     (frontier,) = read_frontiers([read_run(folder) for folder in folders])
     assert [p.number for p in frontier.best] == [1]
+
+
+def test_runs_that_landed_on_one_budget_share_a_place_on_an_axis_with_different_ticks(
+    tmp_path: Path,
+) -> None:
+    costs = [((50610, 1), (after, 1)) for after in (25291, 25330, 25279)]
+    folders = [write_run(tmp_path / str(c), replace(LENET, costs=c)) for c in costs]
+    (frontier,) = read_frontiers([read_run(folder) for folder in folders])
+    figure = draw_run_frontier(frontier)
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    figure.draw_without_rendering()
+    ticks = [label.get_text() for label in axes.get_xticklabels()]
+    assert len(ticks) > 1
+    assert len(set(ticks)) == len(ticks)
+    assert high / low == pytest.approx(1.1)
+    assert low < 25279 < 25330 < high
 
 
 def test_only_settings_that_differ_are_compared(tmp_path: Path) -> None:

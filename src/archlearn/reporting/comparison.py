@@ -97,6 +97,10 @@ def find_best(points: Sequence[RunPoint], *, lower_is_better: bool) -> tuple[Run
     return tuple(best)
 
 
+LEAST_SPAN = 1.1
+"""Runs that landed on one budget stand above each other, and ticks between them differ."""
+
+
 def draw_run_frontier(numbers: Frontier) -> Figure:
     """Draw each run as its number in the table, those that no other beats filled and joined."""
     figure, axes = new_figure(height=225, width=380)
@@ -123,6 +127,9 @@ def draw_run_frontier(numbers: Frontier) -> Figure:
         place = (point.parameters, point.score)
         draw_text(axes, *place, str(point.number), ha="center", color=shade, zorder=4)
     axes.margins(x=0.12, y=0.16)
+    low, high = axes.get_xlim()
+    middle, reach = (low * high) ** 0.5, LEAST_SPAN**0.5
+    axes.set_xlim(min(low, middle / reach), max(high, middle * reach))
     tick_logarithmic_(axes.xaxis, [point.parameters for point in numbers.points])
     axes.yaxis.set_major_locator(MaxNLocator(5))
     if not numbers.lower_is_better:
