@@ -225,6 +225,21 @@ def test_the_settings_of_generate_stay(is_loaded: bool, tmp_path: Path) -> None:
     assert settings.use_cache
 
 
+def test_fewer_heads_are_said_by_the_config(tmp_path: Path) -> None:
+    small = compact(llama(), HEADS, 1, 0, 1, 0)  # one of two heads of keys in each block
+    saved = save_pretrained(small, tmp_path / "small")
+    assert saved.is_pretrained
+    assert saved.reason == "num_attention_heads=2, num_key_value_heads=1"
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
+    torch.testing.assert_close(loaded(TOKENS).logits, small(input_ids=TOKENS).logits)
+
+
+def test_a_size_that_the_config_refuses_is_told(tmp_path: Path) -> None:
+    saved = save_pretrained(compact(llama(), "embed", 3), tmp_path / "small")
+    assert not saved.is_pretrained
+    assert "may not say hidden_size=13: ValueError: The hidden size (13) is not" in saved.reason
+
+
 def test_what_the_own_forward_cannot_hold_is_refused() -> None:
     original = llama()
     small = compact(original, "q_proj/2", 1, 0)
@@ -232,10 +247,11 @@ def test_what_the_own_forward_cannot_hold_is_refused() -> None:
         to_transformers(small)
 
 
-def test_shared_keys_that_only_a_mask_makes_fail_are_refused() -> None:
-    small = compact(llama(), "q_proj/3", 1, 1)  # a head of queries for each of keys, and not two
-    with pytest.raises(al.InputError, match=r"LlamaForCausalLM does not fit.*size of tensor"):
-        to_transformers(small)
+def test_shared_keys_are_told_of_fewer_queries_which_only_a_mask_makes_matter() -> None:
+    small = compact(llama(), "q_proj/3", 1, 0)  # a head of queries for each of keys, then two
+    inputs = {"input_ids": TOKENS, "attention_mask": torch.ones_like(TOKENS)}
+    inputs["attention_mask"][0, 4:] = 0
+    torch.testing.assert_close(to_transformers(small)(**inputs).logits, small(**inputs).logits)
 
 
 def test_a_model_with_gates_is_to_be_compacted_first(tmp_path: Path) -> None:

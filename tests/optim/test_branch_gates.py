@@ -138,6 +138,7 @@ def test_a_branch_goes_where_the_last_channel_inside_would() -> None:
         group=torch.zeros(3, dtype=torch.long),
         least=torch.ones(1, dtype=torch.long),
         step=torch.ones(1, dtype=torch.long),
+        alike=torch.zeros(1, dtype=torch.long),
         is_cut=torch.zeros(1, dtype=torch.bool),
         inner=torch.ones(1, 3, dtype=torch.bool),
         others=torch.zeros(1, dtype=torch.bool),
@@ -163,7 +164,8 @@ def test_room_that_a_branch_left_is_filled_up_whole() -> None:
     n = len(earned) + len(gone)
     group, least = torch.zeros(200, dtype=torch.long), torch.ones(1, dtype=torch.long)
     nothing = torch.zeros(0, 200, dtype=torch.bool), torch.zeros(len(gone), dtype=torch.bool)
-    holds = Holds(group, least, least, torch.zeros(1, dtype=torch.bool), *nothing)
+    alike, is_cut = torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.bool)
+    holds = Holds(group, least, least, alike, is_cut, *nothing)
     ranking = rank_gates(torch.ones(n).double(), torch.ones(n), torch.ones(n) > 0, holds, 1.0)
     filled = fill_up(ranking, earned, (opened, gone), cost, limits)
     assert filled.sum() == 120

@@ -231,20 +231,42 @@ def _fit(
 ) -> tuple[Any, str]:
     """Return an ordinary model with the same weights, or None, and the reason for it."""
     sizes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    changes = _differences(_shapes(kind, config), sizes)
+    heads = _count_heads(config, sizes)
+    changes = _differences(_shapes(kind, _set(config, heads)), sizes)
     if isinstance(changes, str):
         return None, changes
-    for settings in _settings(config, changes):
-        trial = copy.deepcopy(config)
-        for name, size in settings.items():
-            setattr(trial, name, size)
+    for settings in (heads | each for each in _settings(config, changes)):
+        trial = _set(config, settings)
         if _shapes(kind, trial) == sizes:
-            inputs = _find_inputs(model, config, example_inputs)
             said = ", ".join(f"{name}={size}" for name, size in settings.items())
+            try:
+                type(trial).from_dict(trial.to_dict())
+            except Exception as error:  # whatever transformers says to settings that do not fit
+                return None, f"its config may not say {said}: {str(error).splitlines()[-1].strip()}"
+            inputs = _find_inputs(model, config, example_inputs)
             fitted = _with_weights(kind, trial, model)
             return _check(model, fitted, inputs, said or "no size has changed")
     lost = ", ".join(f"{old} became {new}" for old, new in changes.items())
     return None, f"no setting of its config says that {lost}"
+
+
+def _set(config: Any, settings: dict[str, int]) -> Any:
+    """Return a config with other settings."""
+    config = copy.deepcopy(config)
+    for name, size in settings.items():
+        setattr(config, name, size)
+    return config
+
+
+def _count_heads(config: Any, sizes: dict[str, tuple[int, ...]]) -> dict[str, int]:
+    """Return which numbers of heads have changed, where the config says how large a head is."""
+    found: dict[str, int] = {}
+    for name, end in (("num_attention_heads", "q_proj"), ("num_key_value_heads", "k_proj")):
+        rows = [shape[0] for key, shape in sizes.items() if key.endswith(f".{end}.weight")]
+        size = getattr(config, "head_dim", None)
+        if rows and size and hasattr(config, name) and rows[0] != getattr(config, name) * size:
+            found[name] = rows[0] // size
+    return found
 
 
 def _find_inputs(model: nn.Module, config: Any, example_inputs: object) -> ExampleInputs:

@@ -156,6 +156,22 @@ def width_steps(container: GateContainer, multiple_of: int) -> Tensor:
     return multiple_of // common.clamp(min=1)
 
 
+def find_alike(container: GateContainer, *, equal_blocks: bool) -> Tensor:
+    """Return for each group the widest of those that must stay as wide as it: mostly itself.
+
+    With `equal_blocks` these are the groups whose layers differ in the number of their block alone.
+    """
+    groups = container.channel_graph.groups
+    found: dict[tuple[str, int], list[int]] = {}
+    for place, group in enumerate(groups):
+        name = ".".join("*" if part.isdigit() else part for part in group.name.split("."))
+        found.setdefault((name, container.original_sizes[group.name]), []).append(place)
+    alike = torch.arange(len(groups))
+    for places in found.values() if equal_blocks else ():
+        alike[places] = max(places, key=lambda place: len(groups[place].channels))
+    return alike
+
+
 def least_widths(
     container: GateContainer,
     protect: Collection[str],

@@ -31,6 +31,7 @@ from archlearn.optim.gate_limits import (
     check_arguments,
     check_reachable,
     count_units,
+    find_alike,
     find_gated,
     find_inside,
     find_protected,
@@ -95,6 +96,7 @@ class GateOptimizer(torch.optim.Optimizer):
         least_width: int = 1,
         largest_cut: float = 1.0,
         multiple_of: int = 1,
+        equal_blocks: bool = False,
         schedule: GateSchedule | None = None,
         every: int = 1,
         latency: LatencyTable | None = None,
@@ -116,6 +118,8 @@ class GateOptimizer(torch.optim.Optimizer):
             least_width: The fewest channels that any group keeps, unless its branch is left out.
             largest_cut: The largest part of its channels that any group may lose, likewise.
             multiple_of: The channels that a group keeps are a multiple of this, or all it had.
+            equal_blocks: Layers that differ in the number of their block alone (`blocks.0.mlp.up`,
+                `blocks.1.mlp.up`) keep equally many channels, so that one config says them all.
             schedule: When gates decide, and by what; left out, what serves all networks tried.
             every: Decide only at multiples of so many steps.
             latency: For a budget on latency, what `measure_latency` returned; left out, it is
@@ -155,12 +159,14 @@ class GateOptimizer(torch.optim.Optimizer):
             check_table(self._latency, self._container)
             self._latency_check = LatencyCheck(self._owner, self._latency.device)
             self.param_groups[0][LATENCY] = asdict(self._latency)
+        self._equal_blocks = equal_blocks
         self._take_costs()
         self._n_examples = count_examples(self._container.channel_graph.inputs)
         self._width_cost = width_cost
         self._multiple_of = multiple_of
         self._steps = width_steps(self._container, multiple_of)
         self._least = least_widths(self._container, names, least_width, largest_cut, self._steps)
+        self._least = _join(self._least, self._alike)
         self._units = count_units(self._learnable)
         self._protected = find_protected(self._learnable, names)
         n_groups = len(gates) - self._cost.n_depth - self._cost.n_branches
@@ -211,7 +217,9 @@ class GateOptimizer(torch.optim.Optimizer):
         gone = torch.cat([torch.zeros(self._cost.n_depth), self._left_out]).double()
         self._computed = name_costs(self._cost(opened, gone[None])[0])
         sizes = [self._container.original_sizes[group.name] for group in channel_graph.groups]
-        self._is_cut = channel_graph.group_sizes() < torch.tensor(sizes, dtype=torch.long)
+        is_cut = channel_graph.group_sizes() < torch.tensor(sizes, dtype=torch.long)
+        self._alike = find_alike(self._container, equal_blocks=self._equal_blocks)
+        self._is_cut = _join(is_cut, self._alike)
         can_go = find_sliceable(self._owner, channel_graph)
         gates = [group.channels for group in channel_graph.groups]
         self._can_go = can_go[torch.cat([*gates, channel_graph.root[:0]])]
@@ -530,7 +538,8 @@ class GateOptimizer(torch.optim.Optimizer):
         prices.masked_fill_(for_good, 1.0)
         kept = torch.cat([opened > 0, gone == 0])
         group = self._container.group_of_gate[:n_width]
-        holds = Holds(group, self._least, self._steps, self._is_cut, self._inner, held)
+        of_groups = self._least, self._steps, self._alike, self._is_cut
+        holds = Holds(group, *of_groups, self._inner, held)
         ranking = rank_gates(earned, prices, kept, holds, schedule.stay)
         if self._width_cost is not None:
             count = (ranking.ratio < self._width_cost * self._done(last=last)).sum()
@@ -613,8 +622,8 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _follow_device(self, device: torch.device) -> None:
         """Bring what was prepared to where the model is now."""
-        names = ("_limits", "_start", "_least", "_steps", "_is_cut", "_units", "_inner", "_can_go")
-        for name in (*names, "_protected", "_left_out", "_is_large"):
+        names = ("_limits", "_start", "_least", "_steps", "_alike", "_is_cut", "_units", "_inner")
+        for name in (*names, "_can_go", "_protected", "_left_out", "_is_large"):
             setattr(self, name, getattr(self, name).to(device))
 
     def _weigh_prices(self, prices: Tensor, opened: Tensor, gone: Tensor) -> Tensor:
@@ -735,3 +744,8 @@ class GateOptimizer(torch.optim.Optimizer):
             )
         torch._foreach_copy_(gates, split_gates(written, gates))
         self._versions = [gate._version for gate in gates]
+
+
+def _join(numbers: Tensor, alike: Tensor) -> Tensor:
+    """Return for each group the largest number of those that it is alike."""
+    return numbers.scatter_reduce(0, alike, numbers, "amax")[alike]

@@ -37,8 +37,8 @@ class Ranking:
             infinite where a gate is closed for good.
         rank: The place of each gate in the line of those to go, from 0; all gates of a block have
             that of the first.
-        block: One gate of each block, for each width gate: blocks of one group go as a whole, so
-            that the width stays a multiple.
+        block: One gate of each block, for each width gate: blocks go as a whole, so that the width
+            of a group stays a multiple, and that of groups which are alike stays equal.
         is_rest: Whether a width gate is in the block of those that are too few: first to go.
     """
 
@@ -72,6 +72,7 @@ class Holds:
         group: The group of each width gate.
         least: How many gates of each group must stay open.
         step: The width of each group is a multiple of so many gates, or all of them.
+        alike: One group of those that each group is to be as wide as: itself, if of none.
         is_cut: Whether `shrink_` has cut gates of each group out.
         inner: For each branch, the width gates whose channels are all inside it.
         others: Whether each layer, then each branch must stay.
@@ -80,6 +81,7 @@ class Holds:
     group: Tensor
     least: Tensor
     step: Tensor
+    alike: Tensor
     is_cut: Tensor
     inner: Tensor
     others: Tensor
@@ -135,12 +137,12 @@ def rank_gates(earned: Tensor, cost: Tensor, is_kept: Tensor, holds: Holds, stay
     n_width = len(group)
     ratio = torch.where(cost > 0, earned / cost, torch.inf)
     ratio = torch.where(is_kept, ratio * stay, ratio)
-    places, order, first = _places_within(ratio[:n_width], group)
-    step = holds.step[group]
-    block = order[first + places - places % step]
+    places, order = _places_within(ratio[:n_width], group)
+    step, alike = holds.step[group], holds.alike[group]
+    block = order[torch.searchsorted(group, alike) + places - places % step]
     sizes = torch.zeros_like(group).index_add_(0, block, torch.ones_like(group))[block]
     ratio[:n_width] = _join_blocks(ratio[:n_width], block, sizes)
-    is_rest = sizes < step
+    is_rest = sizes < step * torch.bincount(holds.alike)[alike]
     ratio[:n_width].masked_fill_(is_rest & holds.is_cut[group], -torch.inf)
     if inner.numel():
         # The best channel inside is the last to go, and the branch goes with it.
@@ -169,17 +171,17 @@ def _join_blocks(ratio: Tensor, block: Tensor, sizes: Tensor) -> Tensor:
     return mean.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
-def _places_within(ratio: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _places_within(ratio: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
     """Return the place of each gate within its group, the one that earns most first.
 
-    And all gates in that order, group by group, and where the group of each gate starts there.
+    And all gates in that order, group by group.
     """
     by_ratio = ratio.argsort(descending=True, stable=True)
     order = by_ratio[group[by_ratio].argsort(stable=True)]
     first = torch.searchsorted(group, group)  # gates stand by groups
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device) - first
-    return places, order, first
+    return places, order
 
 
 def use_room(
