@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
+from archlearn.tracing.example_inputs import ExampleInputs
+from archlearn.verification.certificate import Comparison
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -278,6 +280,22 @@ def test_models_that_differ_at_other_batch_sizes_are_refused() -> None:
     first = nn.Sequential(OrderedDict(layer=second.layer))
     with pytest.raises(al.CertificateError, match="differ by"):
         al.certify(first, second, torch.randn(2, 3))
+
+
+class OnlyTwoRows(OfTwoRows):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.view(2, 3))
+
+
+def test_a_model_that_was_made_for_one_batch_size_is_refused() -> None:
+    second = OnlyTwoRows()
+    first = nn.Sequential(OrderedDict(layer=copy.deepcopy(second.layer)))
+    x = torch.randn(2, 3)
+    certificate = al.certify(first, second, x)  # which says what it was compared on
+    assert certificate.n_inputs == 4
+    comparison = Comparison((first, second), {}, ExampleInputs.of(x), is_derived=True)
+    with pytest.raises(al.CertificateError, match="does not run on another number of rows"):
+        comparison.certify()
 
 
 class Bags(nn.Module):

@@ -347,7 +347,17 @@ class Comparison:
                 raise InputError("there is not one output a row, so rows cannot be left out")
             if trial.n_inputs > 1 and not any(map(_differs_by_row, wide_outputs)):
                 _log.warning(_BLIND, type(self.models[0]).__name__)
-            wide = difference(wide_outputs, self._run(1, double))
+            try:
+                found = self._run(1, double)
+            except Exception as error:
+                if trial.n_inputs == 1 or not self.is_derived:
+                    raise
+                raise CertificateError(
+                    "the compact model does not run on another number of rows, as the gated one "
+                    f"does: {first_line(error)}; mark the part that fails in leaves=[...] of "
+                    "add_gates, and report the model"
+                ) from error
+            wide = difference(wide_outputs, found)
         if not doubles:
             return wide, wide
         outputs = self._run(1, single)
