@@ -133,8 +133,8 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
     try:
         copied = copy.deepcopy(model, known)
         for _, tensor in tensors_of(model):  # what a user noted on parameters, torch leaves out
-            if id(tensor) in known:
-                vars(known[id(tensor)]).update(copy.deepcopy(vars(tensor), known))
+            for note, value in vars(tensor).items() if id(tensor) in known else ():
+                vars(known[id(tensor)])[note] = _copy_note(value, known)
     except _NOT_COPIED as error:
         raise InputError(
             f"{type(model).__name__} cannot be copied{_find_uncopied(model, before)}: "
@@ -142,6 +142,14 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
             "generator), and give it back to the model that is returned"
         ) from error
     return copied
+
+
+def _copy_note(value: Any, known: dict[int, Any]) -> Any:
+    """Return a copy, or what cannot be copied as it is: a group of processes, say."""
+    try:
+        return copy.deepcopy(value, known)
+    except _NOT_COPIED:
+        return value
 
 
 def _find_uncopied(model: nn.Module, memo: dict[int, Any]) -> str:

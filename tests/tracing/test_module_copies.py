@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -154,3 +155,10 @@ def test_an_attribute_that_cannot_be_copied_is_named() -> None:
     net[0].lock = threading.Lock()  # pyright: ignore
     with pytest.raises(al.InputError, match=r"Sequential cannot be copied for its 0\.lock: cannot"):
         al.add_gates(net, X)
+
+
+def test_a_note_on_a_parameter_that_cannot_be_copied_is_shared() -> None:
+    net: Any = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    net[0].weight.lock = threading.Lock()
+    gated: Any = al.add_gates(net, X)
+    assert gated[0].weight.lock is net[0].weight.lock
