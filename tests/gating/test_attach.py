@@ -271,3 +271,9 @@ def test_a_quantised_model_is_refused_by_the_name_of_a_layer() -> None:
     quantised = torch.ao.quantization.quantize_dynamic(net)  # pyright: ignore[reportDeprecated]
     with pytest.raises(al.InputError, match=r"'0' is quantised.*quantise the compact one"):
         al.add_gates(quantised, X)
+    net.insert(0, nn.LSTM(4, 4))
+    quantised = torch.ao.quantization.quantize_dynamic(  # pyright: ignore[reportDeprecated]
+        net, {nn.LSTM}
+    )
+    with pytest.raises(al.InputError, match=r"'0' is quantised \(LSTM\)"):
+        al.add_gates(quantised, X)

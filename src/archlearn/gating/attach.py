@@ -75,7 +75,7 @@ def check_net(net: Any) -> None:
             "and export the compact one"
         )
     for name, module in net.named_modules():
-        if hasattr(module, "_packed_params"):
+        if any(hasattr(module, packed) for packed in ("_packed_params", "_all_weight_values")):
             raise InputError(
                 f"{name!r} is quantised ({type(module).__name__}), which no gradient passes; give "
                 "the model as it was before, and quantise the compact one"
