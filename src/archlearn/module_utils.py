@@ -203,7 +203,10 @@ def without_hooks(model: nn.Module) -> Generator[None]:
 def find_tensor(net: nn.Module, name: str) -> Tensor:
     """Return the parameter or buffer of that name (also one that is computed)."""
     owner, _, attribute = name.rpartition(".")
-    return getattr(find_module(net, owner), attribute)
+    module = find_module(net, owner)
+    if attribute in computed_names(module):
+        return compute_weights(module)[attribute]
+    return getattr(module, attribute)
 
 
 def find_reference(net: nn.Module) -> Tensor | None:

@@ -175,3 +175,78 @@ def test_a_budget_of_parameters_counts_the_plain_weights_that_are_left(way: Way)
         gates.zero_grad()
     whole, left = al.count_costs(net, x).parameters, al.count_costs(al.compact(gated), x).parameters
     assert 0.36 * whole <= left <= 0.4 * whole
+
+
+class Causal(nn.Conv1d):
+    """A convolution that reads no later steps, as a class of the user's own."""
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(F.pad(x, (2, 0)))
+
+
+class Scaled(nn.Module):
+    """A layer that multiplies by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.randn(12, 8)), nn.Parameter(torch.ones(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight) * self.scale
+
+
+class OfOwnClasses(nn.Module):
+    def __init__(self, way: Way) -> None:
+        super().__init__()
+        self.first, self.second, self.last = way(Causal(3, 8, 3)), way(Scaled()), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x)).transpose(1, 2)
+        return self.last(F.relu(self.second(x)))
+
+
+@pytest.mark.parametrize(
+    "way", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm]
+)
+def test_a_class_of_the_users_own_may_be_parametrized(way: Way) -> None:
+    torch.manual_seed(0)
+    net, x = OfOwnClasses(way).double().eval(), torch.randn(4, 3, 10, dtype=torch.float64)
+    gated, fresh = al.add_gates(net, x), torch.randn(2, 3, 7, dtype=torch.float64)
+    assert list(al.width_gates(gated)) == ["first", "second"]
+    torch.testing.assert_close(gated(fresh), net(fresh))
+    close_half_(gated)
+    small = al.compact(gated)
+    torch.testing.assert_close(small(fresh), gated(fresh), rtol=0, atol=1e-10)
+    assert small.get_parameter("second.weight").shape == (6, 4)
+    assert al.plan(gated).after.parameters == sum(p.numel() for p in small.parameters())
+    assert al.inspect(gated).least["parameters"] < 30
+
+
+@each_way
+def test_a_hook_on_a_class_of_the_users_own_is_named(way: Way) -> None:
+    net = nn.Sequential(way(Causal(3, 8, 3)), nn.Conv1d(8, 6, 1), nn.ReLU(), nn.Conv1d(6, 2, 1))
+    found = al.inspect(al.add_gates(net, torch.randn(2, 3, 7)))
+    assert "a hook computes its weight: use weight_norm" in " ".join(str(found).split())
+
+
+class Residual(nn.Module):
+    """A block that goes as a whole, with what its weights are computed from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(3, 8, 1), nn.Conv1d(8, 2, 1)
+        self.block = nn.utils.parametrizations.weight_norm(Causal(8, 8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        return self.last(x + F.relu(self.block(x)))
+
+
+def test_a_block_takes_along_what_its_weights_are_computed_from() -> None:
+    gated = al.add_gates(Residual().double(), torch.randn(2, 3, 7, dtype=torch.float64)).eval()
+    with torch.no_grad():
+        (gate,) = al.branch_gates(gated).values()
+        gate.fill_(0.1)
+    small = al.compact(gated)
+    assert [name for name, _ in small.named_parameters() if "block" in name] == []
+    assert al.inspect(gated).least["parameters"] < 20

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -101,6 +102,10 @@ class _Interpreter(fx.Interpreter):
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return an argument; those that go by any other name are none."""
         return {} if str(target).startswith("**") else super().placeholder(target, args, kwargs)
+
+    def fetch_attr(self, target: str) -> Any:
+        """Return an attribute, read once: spectral_norm in training moves its buffers then."""
+        return attrgetter(target)(self.module)
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call, with lists that it may change."""

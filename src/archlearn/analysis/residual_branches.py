@@ -32,6 +32,7 @@ from archlearn.module_utils import (
     find_module,
     first_names,
     list_tensors,
+    weight_sources,
 )
 from archlearn.op_table import spec_of
 from archlearn.tracing.fx_utils import leaves_of
@@ -313,7 +314,10 @@ def _read_tensors(node: fx.Node, net: nn.Module) -> list[str]:
     """Return all parameters and buffers that a call may read, also those that are computed."""
     target = str(node.target)
     if node.op == "get_attr":
-        return [target]
+        owner, _, key = target.rpartition(".")
+        module = find_module(net, owner)
+        sources = weight_sources(module) if key in computed_names(module) else ()
+        return [target, *(f"{owner}.{name}" if owner else name for name in sources)]
     if node.op != "call_module":
         return []
     module = find_module(net, target)

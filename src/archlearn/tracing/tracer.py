@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from archlearn.module_utils import find_module
 from archlearn.nn.functional import linear_by_columns
@@ -148,6 +149,7 @@ class ArchTracer(fx.Tracer):
             or isinstance(m, TriState | LocalResponse | NarrowedLocalResponseNorm)
             or (
                 super().is_leaf_module(m, module_qualified_name)
+                and not _is_parametrized_class_of_users(m)
                 and not isinstance(m, BLOCKS)
                 and m is not self._unfolded
             )
@@ -331,6 +333,8 @@ class ArchTracer(fx.Tracer):
         # torch.fx hears of every call that is made.
         if is_untraced() or threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
+        if isinstance(m, ParametrizationList):  # `self.weight`, which is computed
+            return self.create_proxy("get_attr", _name_of_computed(self.path_of_module(m)), (), {})
         check_gradients()  # whoever switched them off is the caller
         if m not in self._installed and (type(m) is nn.Sequential or not list(m.parameters())):
             return forward(*args, **kwargs)  # made in a forward: nn.ReLU()(x), self.layers[:2](x)
@@ -455,6 +459,18 @@ def _split_linear(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
     is_own = isinstance(weight, fx.Proxy) and find_parameter(weight.node) is not None
     is_computed = isinstance(bias, fx.Proxy) and find_parameter(bias.node) is None
     return (given["input"], weight, bias) if is_own and is_computed else None
+
+
+def _is_parametrized_class_of_users(m: nn.Module) -> bool:
+    """Return whether a class of somebody's own was parametrized, whose forward is followed."""
+    home = type(m).__bases__[0].__module__ if is_parametrized(m) else "torch.nn"
+    return not home.startswith(("torch.nn", "torch.ao.nn"))
+
+
+def _name_of_computed(path: str) -> str:
+    """Return the name of the tensor that `layer.parametrizations.weight` computes."""
+    owner, _, name = path.rpartition(".")
+    return f"{owner.removesuffix('parametrizations')}{name}"
 
 
 def _try_to_name(value: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
-from archlearn.module_utils import has_hooks
+from archlearn.module_utils import has_hooks, is_weight_hook
 from archlearn.tracing.example_inputs import ExampleInputs
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -131,6 +131,11 @@ def describe_fix(m: nn.Module, reason: str) -> str:
     """Return what makes a block followable that decides by its padding mask, or for want of one."""
     if "masking_utils.py" in reason:  # of transformers: without a mask it looks for packed rows
         return "; put an attention_mask into example_inputs"
+    if any(map(is_weight_hook, m._forward_pre_hooks.values())):
+        return (
+            "; a hook computes its weight: use weight_norm and spectral_norm of "
+            "torch.nn.utils.parametrizations, or make the weight a plain one (prune.remove)"
+        )
     if not isinstance(m, nn.TransformerEncoder) or not m.use_nested_tensor:
         return ""
     return (
