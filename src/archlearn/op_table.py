@@ -155,7 +155,7 @@ Tensor.scatter_ torch.scatter operator.setitem torch.sinh F.smooth_l1_loss nn.So
 torch.sort Tensor.split_with_sizes math.sqrt Tensor.squeeze_ torch.std_mean torch.take_along_dim
 torch.tan torch.tensordot Tensor.topk torch.topk Tensor.tril torch.tril F.triplet_margin_loss
 Tensor.triu torch.triu torch.trunc F.unfold Tensor.unfold nn.Unfold Tensor.uniform_
-Tensor.unsqueeze_ torch.var_mean torch.view_as_complex torch.view_as_real operator.xor Tensor.zero_
+Tensor.unsqueeze_ torch.var_mean operator.xor Tensor.zero_
 torchvision.models.swin_transformer._get_relative_position_bias
 torchvision.models.swin_transformer._patch_merging_pad
 torchvision.models.swin_transformer.shifted_window_attention
@@ -341,6 +341,8 @@ OPERATIONS: tuple[OpSpec, ...] = (
         copies=True,
     ),
     _op("Tensor.expand_as", "reshape.expand_as", narrowed_by="expand"),
+    _op("torch.view_as_complex", "reshape.view_as_complex"),
+    _op("torch.view_as_real", "reshape.view_as_real"),
     *_alike(
         CREATE_LIKE,
         "Tensor.new_zeros",

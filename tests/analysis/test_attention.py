@@ -156,6 +156,34 @@ class TurnedApart(Turned):
         return torch.stack([one * cos - two * sin, one * sin + two * cos], dim=-1).flatten(-2)
 
 
+class TurnedByTables(Turned):
+    """Cosines and sines are in buffers, for more positions than channels of a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.arange(9.0)[:, None] * self.speed
+        self.cos, self.sin = nn.Buffer(angles.cos()), nn.Buffer(angles.sin())
+
+    def turn(self, y: Tensor, angle: Tensor) -> Tensor:
+        cos, sin = self.cos[: y.shape[2]], self.sin[: y.shape[2]]
+        return (y * cos + half_turn(y) * sin).type_as(y)
+
+
+class TurnedAsComplex(Turned):
+    """Neighbours are one complex number, as in Llama's own code; its angles are in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.arange(9.0)[:, None] * self.speed[:2]
+        self.register_buffer("angles", torch.polar(torch.ones_like(angles), angles))
+        self.angles: Tensor
+
+    def turn(self, y: Tensor, angle: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(y.reshape(*y.shape[:-1], -1, 2))
+        angles = self.angles[: y.shape[2]].view(1, 1, y.shape[2], -1)
+        return torch.view_as_real(pairs * angles).flatten(3).type_as(y)
+
+
 class SharedAndTurned(Turned):
     """One head of keys and values serves all queries, which are turned by their positions."""
 
@@ -481,8 +509,8 @@ class Biased(Attention):
 
 KINDS: dict[Callable[[], Attention], int] = {
     ByHand: 4, Inferred: 4, Causal: 4, Batched: 4, Einsum: 4, Normed: 4, NormedByHand: 4,
-    Turned: 4, TurnedInPairs: 4, TurnedLikeAnother: 4, TurnedApart: 4, SharedAndTurned: 4,
-    Decomposed: 4,
+    Turned: 4, TurnedInPairs: 4, TurnedLikeAnother: 4, TurnedApart: 4, TurnedAsComplex: 4,
+    TurnedByTables: 4, SharedAndTurned: 4, Decomposed: 4,
     Grouped: 2, GroupedBySdpa: 2, MultiQuery: 4, Fused: 4, FusedAndPicked: 4, FusedAndSplit: 4,
     Biased: 4, BetweenChannels: 4, WithComputedBias: 4, Cosine: 4,
     ReadTwice: 4,
@@ -602,6 +630,7 @@ WITHIN: dict[Callable[[], Attention], dict[str, int]] = {
     ByHand: APART, Inferred: APART, Causal: APART, Batched: APART, Einsum: APART, Biased: APART,
     Grouped: BY_PLACE, GroupedBySdpa: BY_PLACE,
     Turned: IN_PAIRS, TurnedInPairs: IN_PAIRS, TurnedLikeAnother: IN_PAIRS, TurnedApart: IN_PAIRS,
+    TurnedAsComplex: IN_PAIRS, TurnedByTables: IN_PAIRS,
     Decomposed: {"value": SIZE}, Normed: {"value": SIZE}, NormedByHand: {"value": SIZE},
     Fused: JOINT, FusedAndPicked: JOINT, WithComputedBias: JOINT,
     FusedAndSplit: {"qkv/2": SIZE, "qkv/3": SIZE}, BetweenChannels: {}, Cosine: JOINT,
@@ -613,7 +642,7 @@ WITHIN: dict[Callable[[], Attention], dict[str, int]] = {
 
 TURNED_OR_NORMED = (
     Batched, Grouped, GroupedBySdpa, Decomposed, Normed, NormedByHand, Turned, TurnedInPairs,
-    TurnedLikeAnother, TurnedApart,
+    TurnedLikeAnother, TurnedApart, TurnedAsComplex, TurnedByTables,
 )  # fmt: skip
 
 

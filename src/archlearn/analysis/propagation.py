@@ -65,6 +65,8 @@ from archlearn.analysis.propagation_rules.reshape import (
     pad,
     pick,
     scatter,
+    view_as_complex,
+    view_as_real,
 )
 from archlearn.analysis.rule_api import (
     OUTPUT,
@@ -88,6 +90,7 @@ _INDEXING = (index_select, gather, scatter)  # an index must be the one that it 
 _PRODUCTS = (matmul, einsum, attention)
 _ONE_BY_ONE = (keep, like, unary, product, quotient)  # of a tensor and a number
 _LIMITS = (torch.finfo, torch.iinfo)  # others stand in their place while a thread traces
+_OF_PAIRS = (view_as_complex, view_as_real)
 _JOINS = (torch.cat, torch.concat, torch.stack)
 
 
@@ -334,7 +337,7 @@ class _Follower(_Interpreter):
         found = [(total * w // shares, ids) for w, ids in step.products if ids is not None]
         if total and found:
             self.found.products[n.name] = found
-        if self.rules[n] in (move, pick):
+        if self.rules[n] in (move, pick, *_OF_PAIRS):
             self._note_split(n, step, made)
             n_before = sum(labels.ids.numel() for labels in step.labels)
             for labels in leaves_of(made):
@@ -432,7 +435,7 @@ class _Follower(_Interpreter):
         if self.rules[n] is pad and is_matrix:
             return step  # what a move returns are the channels that it reads: these stay
         is_one = self.rules[n] in _ONE_BY_ONE or (self.rules[n] is activate and is_matrix)
-        is_one &= len(step.labels) == 1
+        is_one &= len(step.labels) == 1 or self.rules[n] is keep  # `type_as` reads a type of one
         is_pointwise = is_one or self.rules[n] in COMBINING
         is_table = is_pointwise and not is_split and _are_tables(step.labels)
         if is_table or (is_split and (is_pointwise or n.target in _JOINS)):
@@ -441,7 +444,7 @@ class _Follower(_Interpreter):
             if is_split:
                 self.split.add(n.name)
             return step
-        knows_more = self.rules[n] in (pick, along_dim, unit_length)
+        knows_more = self.rules[n] in (pick, along_dim, unit_length, *_OF_PAIRS)
         knows_more |= self.rules[n] in (mean, reduce, variance) and (is_matrix or not is_split)
         if not scrambled or knows_more:
             return step  # so does whoever reads a part
@@ -729,17 +732,36 @@ def _tie_spreads(constraints: ChannelConstraints) -> None:
 def _tie_unread_parts(constraints: ChannelConstraints, parts: Sequence[Tensor]) -> None:
     """Tie what the example does not read of a parameter (late positions) to the channel beside it.
 
-    Channels lie along a dimension if elements at one of its indices are tied, or if a part that is
-    taken is a single row (`table[1]`): all rows lose the same.
+    Channels lie along a dimension if all elements that are read at one of its indices are tied; or
+    else if some are, or if a part that is taken is a single row (`table[1]`): all rows lose the
+    same.
     """
-    root = constraints.roots() if constraints.elements else torch.zeros(0)
+    root = constraints.roots() if constraints.elements else torch.zeros(0, dtype=torch.long)
+    sizes = torch.bincount(root)[root]
     for ids in constraints.elements.values():
         of_rows = {_dim_of_row(ids, part) for part in parts}
-        for dim in [dim for dim, size in enumerate(ids.shape) if size > 1]:
-            lines = ids.movedim(dim, -1).reshape(-1, ids.shape[dim])
-            ordered = root[lines].sort(0).values
-            if dim in of_rows or bool((ordered[1:] == ordered[:-1]).any()):
-                constraints.tie(lines[:1].expand_as(lines), lines)
+        lines = {
+            dim: ids.movedim(dim, -1).reshape(-1, size)
+            for dim, size in enumerate(ids.shape)
+            if size > 1
+        }
+        tied = {dim: _count_tied(root[own], sizes[own] > 1) for dim, own in lines.items()}
+        dims = [dim for dim, (some, whole) in tied.items() if whole]
+        dims = dims or [dim for dim, (some, whole) in tied.items() if some]
+        for dim in {*dims, *of_rows}.intersection(lines):
+            constraints.tie(lines[dim][:1].expand_as(lines[dim]), lines[dim])
+
+
+def _count_tied(lines: Tensor, is_read: Tensor) -> tuple[bool, bool]:
+    """Return whether at some index elements are tied, and whether all are that are read there.
+
+    Angles of positions are tied in pairs at each position, and all of them at each channel.
+    """
+    ordered = lines.sort(0).values
+    is_same = (ordered[1:] == ordered[:-1]).any(0)
+    low = torch.where(is_read, lines, lines.max() + 1).amin(0)
+    high = torch.where(is_read, lines, -1).amax(0)
+    return bool(is_same.any()), bool((is_same & (low == high)).any())
 
 
 def _dim_of_row(ids: Tensor, part: Tensor) -> int | None:

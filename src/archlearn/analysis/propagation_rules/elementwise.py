@@ -194,6 +194,8 @@ def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> 
                 step.constraints.tie(lines[1], torch.tensor(FIXED).expand(ids.shape))
         elif varying(ids):  # broadcast along some of these dimensions only
             step.constraints.spreads.append((base, ids))
+            for dim in set(varying(ids)).difference(varying(base)):  # positions of a table
+                step.constraints.tie(ids.narrow(dim, 0, 1).expand_as(ids), ids)
         else:
             step.constraints.block(
                 labels.ids, f"spread over other channels by {step.node.name}", "learn the others"

@@ -33,7 +33,8 @@ def move(step: OpCall) -> Any:
         return step.out
     real = leaves_of((step.real_args, step.real_kwargs))
     for x, labels in zip(real, leaves_of((step.args, step.kwargs)), strict=True):
-        if isinstance(labels, Labels) and isinstance(x, Tensor) and not x.is_floating_point():
+        is_tensor = isinstance(labels, Labels) and isinstance(x, Tensor)
+        if is_tensor and not (x.is_floating_point() or x.is_complex()):
             return opaque(step)
     ids = _call_on(step, lambda labels: labels.ids)
     state = _call_on(step, lambda labels: labels.state)
@@ -49,6 +50,19 @@ def shuffle_pixels(step: OpCall) -> Any:
     planes = images.movedim(-3, 0).flatten(1)
     step.constraints.tie(planes[:, :1].expand_as(planes), planes)
     return moved
+
+
+def view_as_complex(step: OpCall) -> Any:
+    """Two channels become one complex number (rotary positions): they go together."""
+    ids, state = step.x.ids, step.x.state
+    step.constraints.tie(ids[..., 0], ids[..., 1])
+    return Labels(ids[..., 0], state.amax(-1))
+
+
+def view_as_real(step: OpCall) -> Any:
+    """A complex number becomes two channels, which go together."""
+    pairs = (*step.x.shape, 2)
+    return Labels(step.x.ids[..., None].expand(pairs), step.x.state[..., None].expand(pairs))
 
 
 def pick(step: OpCall) -> Any:
