@@ -746,10 +746,11 @@ def _tie_unread_parts(constraints: ChannelConstraints, parts: Sequence[Tensor]) 
             if size > 1
         }
         tied = {dim: _count_tied(root[own], sizes[own] > 1) for dim, own in lines.items()}
-        dims = [dim for dim, (some, whole) in tied.items() if whole]
-        dims = dims or [dim for dim, (some, whole) in tied.items() if some]
-        for dim in {*dims, *of_rows}.intersection(lines):
-            constraints.tie(lines[dim][:1].expand_as(lines[dim]), lines[dim])
+        dims = [dim for dim, (_, is_whole) in tied.items() if is_whole]
+        dims = dims or [dim for dim, (is_some, _) in tied.items() if is_some]
+        for dim, own in lines.items():
+            if dim in of_rows or dim in dims:
+                constraints.tie(own[:1].expand_as(own), own)
 
 
 def _count_tied(lines: Tensor, is_read: Tensor) -> tuple[bool, bool]:
