@@ -112,16 +112,15 @@ def larger(rows: list[Row], names: list[str]) -> str:
 def matrix(rows: list[Row], names: list[str]) -> str:
     """Return the page of model families: in how many of them what is learnt, and is it exact."""
     ours = {row["model"]: row for row in rows if row["side"] == "archlearn"}
-    commits = ", ".join(sorted({str(row["commit"]) for row in ours.values()}))
     lines = [
         "# Which models",
         "Is your model followed, and is the compact model exact? Here are small configurations of "
         "real models with half of every group of channels closed; exact means that compact and "
         "gated model differ by at most 1e-10 of the largest output in float64. The columns widths, "
         "depth (layers that may merge) and branches (blocks that may go as a whole) count the "
-        "exact models in which these can be learnt; “–”: not counted yet. `al.inspect(net, x)` "
-        "says the same of your model.",
-        "Measured by `make zoo` at " + commits + "; `results/zoo.md` has each model.",
+        "exact models in which these can be learnt. `al.inspect(net, x)` says the same of your "
+        "model.",
+        "Measured by `make zoo`; `results/zoo.md` has each model, and the commits.",
         f"| models of | measured | exact | {' | '.join(_LEARNT)} | refused or failed |\n"
         f"|---|--:|--:|{'--:|' * len(_LEARNT)}---|",
     ]
