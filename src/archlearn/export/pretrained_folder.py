@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 from dataclasses import dataclass
+from fractions import Fraction
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -281,7 +282,7 @@ def _with_weights(kind: Any, config: Any, model: nn.Module) -> nn.Module:
     if hasattr(config, "use_cache"):  # which gated models, and so compact ones, go without
         config.use_cache = True
     made: nn.Module = kind(config)
-    modules: list[Any] = list(made.modules())
+    rows = [(module, _count_rows(module)) for module in made.modules()]
     copies: dict[int, Tensor] = {}  # by identity: what was shared stays so
     tensors = model.state_dict(keep_vars=True)
     # Frequencies of rotary embeddings, in no state_dict, may have another dtype than the weights.
@@ -291,24 +292,29 @@ def _with_weights(kind: Any, config: Any, model: nn.Module) -> nn.Module:
         owner, _, leaf = name.rpartition(".")
         setattr(made.get_submodule(owner), leaf, copy.deepcopy(tensor, copies))
     update_sizes_(made)
-    for module in modules:
-        _update_heads_(module)
+    for module, before in rows:
+        _update_heads_(module, before)
     return made
 
 
-def _update_heads_(module: Any) -> None:
+def _count_rows(module: nn.Module) -> list[int]:
+    """Return how many rows the layers of queries and of keys have; 0 for others."""
+    layers = [getattr(module, name, None) for name in ("q_proj", "k_proj")]
+    return [len(layer.weight) if isinstance(layer, nn.Linear) else 0 for layer in layers]
+
+
+def _update_heads_(module: Any, before: list[int]) -> None:
     """Let attention say how many heads it has, where it does not read that off its tensors."""
     if type(module).__name__ == "Conv1D":  # the linear layer of GPT-2
         module.nx, module.nf = module.weight.shape
     elif hasattr(module, "c_attn") and hasattr(module, "split_size"):
         module.split_size = len(module.c_proj.weight)
-    elif hasattr(module, "q_proj") and hasattr(module, "head_dim"):
-        rows = (len(layer.weight) for layer in (module.q_proj, module.k_proj))
-        n_heads, n_keys = (n // module.head_dim for n in rows)
-        known = {"num_heads": n_heads, "num_attention_heads": n_heads}
-        known |= {"num_key_value_heads": n_keys, "num_key_value_groups": n_heads // max(n_keys, 1)}
+    elif all(before) and (now := _count_rows(module)) != before:
+        queries, keys = map(Fraction, now, before)
+        known = {"num_heads": queries, "num_attention_heads": queries}
+        known |= {"num_key_value_heads": keys, "num_key_value_groups": queries / keys}
         for name in known.keys() & vars(module).keys():
-            setattr(module, name, known[name])
+            setattr(module, name, int(getattr(module, name) * known[name]))
 
 
 def _shapes(kind: type[nn.Module], config: Any) -> dict[str, tuple[int, ...]]:
