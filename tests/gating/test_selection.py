@@ -160,6 +160,14 @@ def test_layers_without_an_activation_are_named_with_the_reason() -> None:
         al.add_gates(FromAState(), (torch.randn(2, 4, 3), torch.randn(1, 2, 5)))
 
 
+def test_of_many_layers_that_stay_ten_are_named() -> None:
+    net = nn.Sequential(*[nn.Linear(4, 4) for _ in range(30)])
+    for layer in net:
+        layer.register_forward_hook(lambda module, given, made: made)
+    with pytest.raises(al.InputError, match=r"learnt in Sequential:(\n  .*){10}\n  and 20 more$"):
+        al.add_gates(net, X)
+
+
 @pytest.mark.parametrize("leaf", ["two", Block])
 def test_leaves_are_not_looked_into(leaf: str | type[nn.Module]) -> None:
     net = nn.Sequential(Block(), nn.ReLU(), Block())

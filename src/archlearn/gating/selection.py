@@ -467,7 +467,7 @@ def _nothing(learnable: LearnableSites, net: nn.Module) -> str:
     inside = [f"  {k} was not looked into: {why}" for k, why in channel_graph.traces.opaque.items()]
     bare = [stream.site for stream in channel_graph.bare_streams]
     lines = []
-    for site in [*channel_graph.sites[0], *bare][:10]:
+    for site in [*channel_graph.sites[0], *bare]:
         reason = learnable.width_reason(0, site) or NO_CHANNELS
         where = "no activation behind it" if site in bare else site.activation
         lines.append(f"  {site.name} ({where}): {reason.text}; {_fix(reason) or _LAYER_BEHIND}")
@@ -476,7 +476,9 @@ def _nothing(learnable: LearnableSites, net: nn.Module) -> str:
     if not lines:
         what = explain_no_sites(has_opaque=bool(inside))
         return "\n".join([f"nothing can be learnt in {type(net).__name__}: {what}", *inside])
-    return "\n".join([f"nothing can be learnt in {type(net).__name__}:", *lines, *inside])
+    more = [f"  and {len(lines) - 10} more"] if len(lines) > 10 else []
+    lines = [f"nothing can be learnt in {type(net).__name__}:", *lines[:10], *more, *inside]
+    return "\n".join(lines)
 
 
 def _fix(reason: Reason) -> str:
