@@ -1,5 +1,10 @@
 """Parameters and buffers are followed like inputs; their shapes are what they are."""
 
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -103,6 +108,24 @@ class _Windows(nn.Module):
         return self.last(self.act(self.first(x))).view(n_batch, -1)
 
 
-def test_a_size_of_the_batch_that_int_rounds_is_named_with_what_to_do() -> None:
-    with pytest.raises(al.TracingError, match=r"write int\(a / b\) as a // b"):
-        al.add_gates(_Windows(), X)
+class _Mean(_Windows):
+    def __init__(self, sqrt: Callable[[int], Any] = numpy.sqrt) -> None:
+        super().__init__()
+        self.sqrt = sqrt
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.act(self.first(x))) / self.sqrt(x.shape[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [(_Windows, r"write int\(a / b\) as a // b"), (_Mean, r"np\.sqrt\(a\).* as those of math")],
+)
+def test_a_number_of_the_batch_is_named_with_what_to_do(kind: type[nn.Module], advice: str) -> None:
+    with pytest.raises(al.TracingError, match=f"the size of the batch.*{advice}"):
+        al.add_gates(kind(), X)
+
+
+def test_functions_of_math_take_the_size_of_the_batch() -> None:
+    net = _Mean(lambda n: math.sqrt(n))
+    torch.testing.assert_close(al.add_gates(net, X)(X[:1]), net(X[:1]))

@@ -301,6 +301,7 @@ def with_rows(inputs: ExampleInputs, n_rows: int) -> ExampleInputs:
     return inputs.map(change)
 
 
+_AS_SIZES = "write int(a / b) as a // b, and np.sqrt(a) or np.prod(a) as those of math"
 _OTHER_ROWS = (1, 2, 7)
 _LARGE = 2**16  # numbers; smaller tensors are not worth the trouble of letting them go
 _READ: dict[str, Callable[[Any], Any]] = {"bool": bool, "len": len}
@@ -364,7 +365,7 @@ class ExampleRuns:
             except Exception:  # such a batch does not exist for this model
                 continue
             if read(found) != read(value):
-                hint = "; write int(a / b) as a // b" if what == "number" else ""
+                hint = f"; {_AS_SIZES}" if what == "number" else ""
                 return Answer(refusal=f"the answer depends on the size of the batch{hint}")
         return Answer(value)
 
