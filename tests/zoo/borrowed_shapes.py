@@ -97,11 +97,31 @@ class StateOfSize(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.first(x))
         n, length, width = x.shape
-        state = torch.zeros(n, width, 2, dtype=x.dtype)
+        state = self.start(n, width, x)
         rates = torch.exp(-x.unsqueeze(-1) * torch.exp(self.rate))
         for time in range(length):
             state = rates[:, time] * state + x[:, time].unsqueeze(-1) * self.inner[None, None]
         return self.head(state.sum(-1))
+
+    def start(self, n: int, width: int, x: Tensor) -> Tensor:
+        return torch.zeros(n, width, 2, dtype=x.dtype)
+
+
+class StateOfLiterals(StateOfSize):
+    """Both sizes behind that of the batch are written down, as attributes of a config are."""
+
+    def start(self, n: int, width: int, x: Tensor) -> Tensor:
+        del width
+        return torch.zeros(n, 5, 2, dtype=x.dtype)
+
+
+class ShiftedSequence(Net):
+    """Zeros stand in front of all channels but the last step (RWKV's token shift, by hand)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        before = torch.cat([x.new_zeros(x.size(0), 5, 2), x[:, :, :-2]], 2)
+        return self.head(x + before)
 
 
 def _kind(cls: type[Net]) -> Kind:
@@ -141,16 +161,29 @@ KINDS: tuple[Kind, ...] = (
         batch(3, 6),
         (5, 7),
     ),
+    *(
+        kind(
+            name,
+            parts(
+                cls,
+                first=linear(6, 5),
+                rate=lambda: torch.nn.Parameter(torch.rand(5, 2)),
+                inner=lambda: torch.nn.Parameter(torch.rand(2)),
+                head=linear(5, 3),
+            ),
+            batch(3, 6),
+            (5,),
+        )
+        for name, cls in (("state_of_size", StateOfSize), ("state_of_literals", StateOfLiterals))
+    ),
     kind(
-        "state_of_size",
+        "shifted_sequence",
         parts(
-            StateOfSize,
-            first=linear(6, 5),
-            rate=lambda: torch.nn.Parameter(torch.rand(5, 2)),
-            inner=lambda: torch.nn.Parameter(torch.rand(2)),
-            head=linear(5, 3),
+            ShiftedSequence,
+            first=lambda: torch.nn.Conv1d(6, 5, 1),
+            head=lambda: torch.nn.Conv1d(5, 3, 1),
         ),
-        batch(3, 6),
+        batch(6, 4),
         (5,),
     ),
 )  # fmt: skip

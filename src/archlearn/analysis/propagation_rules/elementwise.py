@@ -136,12 +136,15 @@ def new(step: OpCall) -> Any:
     holder, n = step.node.args[0], x.ids.dim()
     of_x = [i for i, (of, dim) in enumerate(known) if of is holder and dim % n in dims]
     begun = _find_begun(sizes) if state == ZERO else None
+    is_alike = (
+        len(shape) == n and dims and own.numel() and all(shape[d] == x.shape[d] for d in dims)
+    )
     if len(dims) == len(of_x) == 1:
         ids, place = own.reshape(-1), of_x[0]
+    elif is_alike and begun not in dims:
+        return Labels(own.expand(shape), torch.tensor(state).expand(shape))
     elif begun is not None:
         ids, place = step.constraints.new_atoms(shape[begun]), begun
-    elif len(shape) == n and dims and own.numel() and all(shape[d] == x.shape[d] for d in dims):
-        return Labels(own.expand(shape), torch.tensor(state).expand(shape))
     else:
         return fixed_out(step.out)
     return along(ids, torch.full_like(ids, state), shape, place)
@@ -150,14 +153,16 @@ def new(step: OpCall) -> Any:
 def _find_begun(sizes: Sequence[Any]) -> int | None:
     """Return the dimension that channels lie along where zeros of literal sizes begin them.
 
-    The last one; of images the first behind a size that is computed, which is that of the batch.
+    The last one behind a size that is computed, which is that of the batch; of images the first.
+    None if there are two behind it: they may be tokens and channels, or channels and states.
     """
     is_literal = [isinstance(size, int) for size in sizes]
-    first = is_literal.index(False) if False in is_literal else 0
+    of_batch = is_literal.index(False) if False in is_literal else 0
     places = [i for i, size in enumerate(sizes) if is_literal[i] and size > 1 and len(sizes) > 1]
-    of_images = [i for i in places if i > first]
-    found = of_images[:1] if len(sizes) > 3 else places[-1:]
-    return found[0] if found else None
+    behind = [i for i in places if i > of_batch] or places
+    if len(sizes) > 3:
+        return behind[0] if behind else None
+    return behind[-1] if len(behind) == 1 or (behind and all(is_literal)) else None
 
 
 def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> Any:
