@@ -331,7 +331,7 @@ def computed_names(module: Any) -> list[str]:
 def compute_weights(module: nn.Module) -> dict[str, Tensor]:
     """Return computed weights as they are now, by attribute."""
     # Some are computed otherwise in training mode, and move buffers then.
-    with evaluating(module):
+    with unnoticed(), evaluating(module):
         found = {name: getattr(module, name) for name in computed_names(module)}
         return found | {_name_of(hook): _compute(hook, module) for hook in _weight_hooks(module)}
 
@@ -364,7 +364,9 @@ def make_plain_(module: Any) -> None:
             remove(module, name)
     for key, wrapped in list(module._load_state_dict_pre_hooks.items()):
         hook = getattr(wrapped, "hook", None)
-        if isinstance(hook, SpectralNormLoadStateDictPreHook):  # torch leaves it there
+        is_of_weight_norm = getattr(hook, "__name__", "") == "_weight_norm_compat_hook"
+        if is_of_weight_norm or isinstance(hook, SpectralNormLoadStateDictPreHook):
+            # Torch leaves them there, and the former cannot be pickled.
             del module._load_state_dict_pre_hooks[key]
     if parametrize.is_parametrized(module):
         del module.parametrizations

@@ -1,6 +1,7 @@
 """Layers whose weight an older hook of torch computes are learnt and compacted like any other."""
 
 import copy
+import pickle
 import warnings
 from collections.abc import Callable
 
@@ -220,6 +221,10 @@ def test_a_class_of_the_users_own_may_be_parametrized(way: Way) -> None:
     assert small.get_parameter("second.weight").shape == (6, 4)
     assert al.plan(gated).after.parameters == sum(p.numel() for p in small.parameters())
     assert al.inspect(gated).least["parameters"] < 30
+    pickle.loads(pickle.dumps(small))
+    again = al.add_gates(small, x)
+    close_half_(again)
+    torch.testing.assert_close(al.compact(again)(fresh), again(fresh), rtol=0, atol=1e-10)
 
 
 @each_way
