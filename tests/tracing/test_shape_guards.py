@@ -146,6 +146,25 @@ def test_inputs_with_another_answer_are_refused() -> None:
         model(torch.randn(2, 1, 8, 8))
 
 
+class BySide(Base):
+    """Asks for the side of an image as a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.both(x) + self.first.weight.new_zeros(int(x.shape[-1] ** 0.5)).sum()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit.trace warns of the number, and of itself
+def test_torch_jit_gives_sizes_as_tensors_which_have_the_answer() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 1, 9, 9)
+    model = al.add_gates(BySide(), x).eval()
+    small = al.compact(model)
+    scripted: Any = torch.jit.trace(small, x)
+    torch.testing.assert_close(scripted(x), small(x))
+    with pytest.raises(al.InputError, match=r"2\.6.*, but the model was traced with 3"):
+        torch.jit.trace(small, torch.randn(2, 1, 7, 7))
+
+
 def test_the_table_says_what_was_answered() -> None:
     found = al.inspect(ByMethod(), torch.randn(2, 8, 8))
     assert list(found.answers.values()) == ["True"]

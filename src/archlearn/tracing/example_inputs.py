@@ -267,7 +267,9 @@ def is_plain(value: Any) -> bool:
 
 def _is_equal(given: Any, fixed: Any) -> bool:
     if isinstance(given, Tensor):
-        return False
+        if not torch.jit.is_tracing() or given.dim():
+            return False
+        given = given.item()  # torch.jit.trace gives sizes as tensors
     if isinstance(given, torch.SymBool):  # torch.export cannot compare what asks for a size
         given = bool(given)
     try:
