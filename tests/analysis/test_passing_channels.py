@@ -182,3 +182,28 @@ def test_other_readers_of_what_layers_give_for_each_channel(
     small = al.compact(model)
     torch.testing.assert_close(small(fresh), model(fresh), rtol=0, atol=1e-10)
     assert small.get_parameter("stem.weight").shape == (WIDTH // 2, 5)
+
+
+class Variates(nn.Module):
+    """Variates of a series are scaled, as in RevIN, and are the tokens of attention then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(5) + 0.5)
+        self.stem, self.head = nn.Linear(12, WIDTH), nn.Linear(WIDTH, 3)
+        self.encoder = nn.TransformerEncoderLayer(WIDTH, 4, 10, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.stem((x * self.scale).transpose(1, 2))))
+
+
+def test_a_scale_of_the_models_input_has_no_channels_to_pass() -> None:
+    torch.manual_seed(0)
+    model = al.add_gates(Variates().double().eval(), draw(2, 12, 5))
+    gates = al.width_gates(model)
+    assert len(gates["stem"]) == WIDTH
+    with torch.no_grad():
+        gates["stem"][::2] = 0.1
+    small, fresh = al.compact(model), draw(3, 12, 5)
+    torch.testing.assert_close(small(fresh), model(fresh), rtol=0, atol=1e-10)
+    assert small.get_parameter("head.weight").shape == (3, WIDTH // 2)

@@ -70,7 +70,8 @@ def prelu(step: OpCall) -> Any:
 def product(step: OpCall) -> Any:
     """Zero times anything is zero.
 
-    What has no channels, such as the angles of positions, loses what stands beside those that go.
+    What has no channels, such as the angles of positions, loses what stands beside those that go;
+    but a parameter that scales the model's input has no channels of its own.
     """
     return combine(step, _multiply, ties_fixed=False)
 
@@ -181,7 +182,8 @@ def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> 
         fixed = torch.tensor(FIXED).expand(shape)
         spread = [ids if place == passing else fixed for place, ids in enumerate(spread)]
     has_channels = [bool((labels.ids != FIXED).any()) for labels in step.labels]
-    if not ties_fixed and any(map(operator.and_, firm, has_channels)):
+    is_scale = all(x.name for x, has in zip(step.labels, has_channels, strict=True) if has)
+    if not ties_fixed and not is_scale and any(map(operator.and_, firm, has_channels)):
         firm = list(map(operator.and_, firm, has_channels))
     base = spread[firm.index(True)]
     if len(varying(base)) > 1:  # what varies least says most: all beside it is tied to it
