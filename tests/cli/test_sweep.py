@@ -76,6 +76,15 @@ def test_a_sweep_in_a_folder_that_cannot_be_made_is_refused(
     assert "s cannot be written (File exists); choose another --out" in capsys.readouterr().err
 
 
+def test_a_sweep_in_the_folder_of_a_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.toml").touch()
+    assert call("--budget", "parameters=50%", "--out", str(tmp_path)) == 1
+    assert "is the folder of a run; choose another --out" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+
+
 def test_a_regression_is_refused_after_its_first_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

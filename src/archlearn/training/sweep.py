@@ -55,6 +55,8 @@ def list_runs(
     """
     if not budgets or not seeds:
         raise SettingsError("a sweep needs budgets and seeds: --budget multiply_adds=75%,50%")
+    if (folder / CONFIG).is_file():
+        raise SettingsError(f"{folder} is the folder of a run; choose another --out for the sweep")
     if settings.validation == 0:
         raise SettingsError(
             "runs are compared by validation data, but --validation 0 sets none apart; leave it out"
