@@ -199,6 +199,11 @@ def test_foreign_and_missing_files_are_refused(tmp_path: Path, name: str) -> Non
         read_pretrained(write(tmp_path / name, b"something else entirely"))
 
 
+def test_a_folder_is_answered_with_the_file_in_it(tmp_path: Path) -> None:
+    with pytest.raises(al.FileError, match=r"it is a folder; name a file in it.*compact\.safete"):
+        read_pretrained(tmp_path)
+
+
 def test_another_number_of_classes_leaves_the_last_layer_fresh(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -120,6 +120,11 @@ _SUFFIXES = (".caffemodel", ".safetensors", *_PICKLED)
 
 def read_pretrained(path: Path) -> Pretrained | nn.Module:
     """Return weights by name, or the network itself where `archlearn.save` wrote the file."""
+    if path.is_dir():
+        raise FileError(
+            f"cannot start from {path}: it is a folder; name a file in it, as that of a run's "
+            "network: compact.safetensors"
+        )
     if not path.is_file():
         raise FileError(f"cannot start from {path}: there is no such file")
     if path.suffix == ".caffemodel":

@@ -57,7 +57,7 @@ def start_teacher(settings: RunSettings, dataset: Dataset, network: nn.Module) -
             "teaches classes or tokens; leave it out"
         )
     if settings.teacher != "original":
-        if not Path(settings.teacher).is_file():
+        if not Path(settings.teacher).exists():
             raise SettingsError(
                 f"cannot read the --teacher {settings.teacher}: there is no such file; give one, "
                 "or `original` for the network that the run starts from"
