@@ -138,6 +138,22 @@ def test_a_run_that_learns_nothing_has_a_page(tmp_path: Path) -> None:
     assert "gates" not in page.ids
 
 
+def test_the_page_of_a_baseline_says_that_it_is_one(tmp_path: Path) -> None:
+    costs = LENET.costs[0]
+    folder = write_run(tmp_path / "a", replace(LENET, after=LENET.before, costs=(costs, costs)))
+    config = (folder / "config.toml").read_text().replace('learn = "all"', 'learn = "nothing"')
+    (folder / "config.toml").write_text(config)
+    summary = json.loads((folder / "summary.json").read_text())
+    for when in ("before", "after"):
+        summary[when] |= {"architecture": "", "widths": {}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = report([folder])
+    assert "Trained as it is: no architecture is learnt." in page.text
+    assert "No measurement" not in page.text
+    assert {"score", "loss"} <= set(page.ids)
+    assert not {"depth", "gap", "size"} & set(page.ids)
+
+
 def test_perfect_and_hopeless_accuracies_can_be_drawn(tmp_path: Path) -> None:
     for score in (1.0, 0.0):
         folder = write_run(tmp_path / str(score), replace(LENET, score=score))

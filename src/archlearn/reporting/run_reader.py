@@ -72,6 +72,11 @@ class RunRecord:
         return "validation" if self.test_score is None else "test"
 
     @property
+    def learns_nothing(self) -> bool:
+        """Whether the network was trained as it is, without gates."""
+        return self.config.get("gates", {}).get("learn") == "nothing"
+
+    @property
     def score_name(self) -> str:
         """The word for the figure of merit."""
         return "squared error" if self.regression else "accuracy"

@@ -77,7 +77,8 @@ class TableItem:
 
 def describe_run(run: RunRecord) -> dict[str, Any]:
     """Return what `template.html` needs for the page of one run."""
-    known = (run.before, run.after) if run.before.architecture else ()
+    is_told = run.before.architecture and not run.learns_nothing
+    known = (run.before, run.after) if is_told else ()
     return {
         "run": run,
         "title": f"{run.name}: {write_title(run)}",
@@ -155,6 +156,8 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     for label, before, after in _counted(run):
         saved = f"of {format_count(before)}, {format_ratio(before, after)} fewer"
         tiles.append((label, format_count(after), _remark(saved, before, after)))
+    if run.learns_nothing:
+        return tiles
     before, after = (len(standing.widths) or None for standing in (run.before, run.after))
     return [*tiles, ("Layers", format_count(after), _remark(f"of {before}", before, after))]
 
@@ -243,6 +246,8 @@ def _progress(run: RunRecord) -> Iterator[FigureItem | None]:
     has_penalty = any(epoch.get("penalty") for epoch in run.epochs)
     caption = "The penalty comes on top in training." if has_penalty else "Of the task alone."
     yield _over_epochs("loss", "Loss.", caption, loss_lines(run))
+    if run.learns_nothing:
+        return
     caption = "Layers that never change are left out."
     yield _over_epochs("widths", "Widths.", caption, width_lines(run))
     depth = depth_lines(run)
