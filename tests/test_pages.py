@@ -126,4 +126,4 @@ def test_the_settings_on_the_page_are_settings() -> None:
     ((_, text),) = blocks(ROOT / "docs" / "command-line.md", "toml")
     settings = from_table(RunSettings, tomllib.loads(text))
     assert settings.gates.leave == ("conv1",)
-    assert settings.strengths.width_cost == 0.0003
+    assert settings.gates.budget == ("multiply_adds=50%",)
