@@ -1135,3 +1135,36 @@ def test_attention_that_cannot_be_followed_says_how_it_can(option: str) -> None:
     for name in ("q", "k"):
         (line,) = (line for line in lines if line.startswith(f"not learnt: {name}:"))
         assert "around F.scaled_dot_product_attention, which is followed" in line
+
+
+class Linear(nn.Module):
+    """Keys and values make a matrix for each head, by an outer product, which queries read."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.stem, self.query, self.key = nn.Linear(5, 6), nn.Linear(6, 12), nn.Linear(6, 12)
+        self.value, self.out = nn.Linear(6, 4 * size), nn.Linear(4 * size, 6)
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        layers = self.query, self.key, self.value
+        q, k, v = (layer(x).unflatten(-1, (4, -1)) for layer in layers)
+        memory = (k[..., None] * v[..., None, :]).cumsum(1)
+        read = (q[..., None, :] @ memory).flatten(2)
+        return self.last(F.relu(x + self.out(read)))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_heads_of_an_outer_product_go_on_both_sides(size: int) -> None:
+    torch.manual_seed(0)
+    gated = al.add_gates(Linear(size).double(), draw(3, 6, 5))
+    gates = al.width_gates(gated)
+    assert (len(gates["query"]), len(gates["out"])) == (4, 6)
+    with torch.no_grad():
+        gates["query"][1] = 0.0
+    small: Any = al.compact(gated)
+    x = draw(2, 7, 5)
+    assert (gated(x) - small(x)).abs().max() < 1e-10
+    layers = small.query, small.key, small.value
+    assert [layer.out_features for layer in layers] == [9, 9, 3 * size]
