@@ -18,8 +18,6 @@ if find_spec("torchvision") is not None:
     import_models()  # which transformers imports in its turn
 import transformers
 
-from archlearn.export.pretrained_folder import to_transformers
-
 hf: Any = transformers
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -73,5 +71,5 @@ def test_a_language_model_is_learnt_to_its_budget_and_writes(
     assert "same function on" in said
     assert len(found["written"]) == 32 + 200
     loaded = al.load(tmp_path / "small.safetensors")
-    again = to_transformers(loaded, original=tmp_path).eval()
+    again = found["to_transformers"](loaded, original=tmp_path).eval()
     assert torch.equal(again(**example).logits, own(**example).logits)

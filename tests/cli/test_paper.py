@@ -32,7 +32,7 @@ def test_experiments_are_listed_with_a_line_each(tmp_path: Path) -> None:
         ("paper table-1 --seeds 1,x", "write different numbers with commas"),
         ("paper table-1 --draw --out nowhere", "run: archlearn paper table-1"),
         ("paper --all --draw --out nowhere", "there are no finished results in nowhere to draw"),
-        ("paper table-1 --quik", "Did you mean --quick?"),
+        ("paper table-1 --quik", "did you mean --quick?"),
         ("paper table-3 --quick --data digits:28 --out /proc/a", "cannot write /proc/a"),
         ("paper table-3 --quick --side-by-side 0", "Must be >= 1"),
         ("compare --quick --side-by-side -4", "Must be >= 1"),
