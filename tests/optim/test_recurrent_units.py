@@ -260,3 +260,76 @@ def test_a_run_lands_on_its_budget_shrinks_and_is_saved(
     assert len(al.kept_channels(small)["recurrent.weight_hh_l0"][1]) == n
     al.save(small, tmp_path / "small.safetensors")
     torch.testing.assert_close(al.load(tmp_path / "small.safetensors").eval()(x), small.eval()(x))
+
+
+class Stepping(nn.Module):
+    """Reads step by step; without a first state, or from zeros, with a second cell behind."""
+
+    def __init__(self, cell: nn.RNNCellBase) -> None:
+        super().__init__()
+        self.cell, self.second, self.head = cell, nn.RNNCell(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, h = None, x.new_zeros(x.shape[0], self.second.hidden_size)
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+            h = self.second(state[0] if isinstance(self.cell, nn.LSTMCell) else state, h)
+        return self.head(h)
+
+
+CELLS = {
+    "gru": lambda: nn.GRUCell(4, 6),
+    "without biases": lambda: nn.GRUCell(4, 6, bias=False),
+    "lstm": lambda: nn.LSTMCell(4, 6),
+    "rnn": lambda: nn.RNNCell(4, 6, nonlinearity="relu"),
+}
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_units_of_cells_that_are_called_step_by_step_are_learnt(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x, fresh = Stepping(CELLS[kind]()).double(), draw(2, 3, 4), draw(5, 3, 4, seed=1)
+    model = al.add_gates(net, x)
+    torch.testing.assert_close(model(fresh), net(fresh), rtol=0, atol=1e-12)
+    model(fresh).square().sum().backward()
+    gates = al.width_gates(model)
+    assert sorted(map(len, gates.values())) == [5, 6]
+    assert all(gate.grad is not None and bool((gate.grad != 0).all()) for gate in gates.values())
+    with torch.no_grad():
+        for gate in gates.values():
+            gate[:2] = 0.1
+    small: Any = al.compact(model)
+    torch.testing.assert_close(small(fresh), model(fresh), rtol=0, atol=1e-10)
+    assert (small.cell.hidden_size, small.second.input_size) == (4, 4)
+    al.save(small, tmp_path / "small.safetensors")
+    loaded = al.load(tmp_path / "small.safetensors")
+    torch.testing.assert_close(loaded(fresh), small(fresh), rtol=0, atol=1e-12)
+
+
+def test_a_cell_whose_state_no_longer_counts_is_saved(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = al.add_gates(Stepping(nn.RNNCell(4, 6)).double(), draw(2, 3, 4))
+    with torch.no_grad():
+        for gate in al.branch_gates(model).values():
+            gate.fill_(0.1)
+    small, fresh = al.compact(model), draw(5, 3, 4, seed=1)
+    torch.testing.assert_close(small(fresh), model(fresh), rtol=0, atol=1e-10)
+    al.save(small, tmp_path / "small.safetensors")
+    loaded = al.load(tmp_path / "small.safetensors")
+    torch.testing.assert_close(loaded(fresh), small(fresh), rtol=0, atol=1e-12)
+
+
+def test_a_cell_without_a_batch_is_called_as_it_is() -> None:
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.GRUCell(4, 6)
+            self.hidden, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.hidden(self.cell(x))))
+
+    net, x = Alone().double(), draw(4)
+    model = al.add_gates(net, x)
+    assert list(al.width_gates(model)) == ["hidden"]
+    torch.testing.assert_close(al.compact(model)(x), net(x))

@@ -117,8 +117,8 @@ def _describe_module(
             f"cannot be followed and its class is not one that a file may name; pass "
             f"modules={{{given}}} to save and to load"
         )
-    if isinstance(module, (nn.MultiheadAttention, *BLOCKS)) and not called:
-        kind = None  # what it computes is written out: it could not hold fewer heads
+    if isinstance(module, (nn.MultiheadAttention, nn.RNNCellBase, *BLOCKS)) and not called:
+        kind = None  # what it computes is written out: it could not hold fewer heads, or no state
     if kind is None or kind in CONTAINERS:
         return ModuleEntry(name, kind or "container", {}, {}, module.training)
     if called and list_hooks(module):

@@ -116,6 +116,9 @@ def select_kept(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
     return selected.clone(memory_format=layout if is_last else torch.contiguous_format)
 
 
+_GATES_OF_CELLS: dict[type[nn.Module], int] = {nn.LSTMCell: 4, nn.GRUCell: 3, nn.RNNCell: 1}
+
+
 def update_sizes_(net: nn.Module) -> None:
     """Let the attributes of all modules say what their parameters are."""
     modules: list[Any] = list(net.modules())
@@ -133,6 +136,11 @@ def update_sizes_(net: nn.Module) -> None:
             module.hidden_size = n_rows // {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
             module.proj_size = module.proj_size and len(find_tensor(module, "weight_hr_l0"))
             module.flatten_parameters()
+        elif type(module) in _GATES_OF_CELLS:
+            weight = module._parameters["weight_ih"]
+            if weight is not None:  # or else the sum that it is in has lost it
+                n_rows, module.input_size = weight.shape
+                module.hidden_size = n_rows // _GATES_OF_CELLS[type(module)]
         elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.embedding_dim = module.weight.shape[1]
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.elementwise_affine:

@@ -47,6 +47,7 @@ from archlearn.tracing.plain_calls import (
     read_layers_,
     read_shapes_,
 )
+from archlearn.tracing.recurrent_cells import recurrent_cell
 from archlearn.tracing.rng import DRAWN, SKIPPED, RngState, check_draws, find_sure_answer, is_drawn
 from archlearn.tracing.shape_guards import (
     ANY_SIZE,
@@ -344,7 +345,7 @@ class ArchTracer(fx.Tracer):
             args, kwargs = (kwargs["input"],), {}
         if not self.is_leaf_module(m, self.path_of_module(m)):
             args, kwargs = without_hint(m, args, kwargs)
-        unfolded = multihead_attention(m)
+        unfolded = multihead_attention(m) or recurrent_cell(m)
         self._unfolded = m if unfolded else None
         forward = unfolded or find_gelu(m, args, kwargs) or forward
         before = (RngState.now(), ModuleState([m])) if self._is_strict else None
