@@ -211,6 +211,30 @@ def test_a_branch_that_memory_depends_on_has_no_gate(net: type[nn.Module], why: 
         al.add_gates(net().double().eval(), batch(), learn={"inner": al.Learn.DEPTH})
 
 
+class Messages(nn.Module):
+    """Messages are summed in place into zeros, by places that stand in an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.inner, self.head = nn.Linear(4, 6), nn.Linear(6, 6), head()
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        x = F.relu(self.enter(x))
+        start, end = edges
+        return self.head(x + self.inner(torch.zeros_like(x).index_add_(0, end, x[start])))
+
+
+def test_a_branch_may_fill_memory_of_its_own_in_place() -> None:
+    given = batch(), torch.tensor([[0, 1, 1], [1, 0, 2]])
+    model = al.add_gates(Messages().double().eval(), given)
+    (gate,) = al.branch_gates(model).values()
+    with torch.no_grad():
+        gate.fill_(0.1)
+    small = al.compact(model)
+    torch.testing.assert_close(small(*given), model(*given), rtol=0, atol=1e-12)
+    assert not [name for name, _ in small.named_parameters() if name.startswith("inner")]
+
+
 class Sums(nn.Module):
     """Additions without a branch: positions, other shapes, towers of as many layers."""
 

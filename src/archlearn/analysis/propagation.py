@@ -149,12 +149,14 @@ def is_in_place(node: fx.Node, net: nn.Module) -> bool:
 
 
 def find_memory(
-    node: fx.Node, is_there: Callable[[fx.Node], bool], shares: Callable[[fx.Node], bool]
+    node: fx.Node,
+    is_there: Callable[[fx.Node], bool],
+    shared: Callable[[fx.Node], Sequence[fx.Node]],
 ) -> set[fx.Node]:
     """Return the calls whose results may lie in the same memory as that of a node.
 
-    A call `is_there` that has been made, and returned tensors. It `shares` if its result may lie in
-    the memory of what it reads.
+    A call `is_there` that has been made, and returned tensors. `shared` is what it reads whose
+    memory its result may have.
     """
     found: set[fx.Node] = set()
     waiting = [node]
@@ -162,8 +164,8 @@ def find_memory(
         here = waiting.pop()
         if here not in found and is_there(here):
             found.add(here)
-            waiting += [user for user in here.users if shares(user)]
-            waiting += here.all_input_nodes if shares(here) else []
+            waiting += [user for user in here.users if here in shared(user)]
+            waiting += shared(here)
     return found
 
 
@@ -403,7 +405,7 @@ class _Follower(_Interpreter):
         same = find_memory(
             n.args[0],
             lambda node: node.name in self.values,
-            lambda node: may_be_view(node, self.net, self.rules),
+            lambda node: node.all_input_nodes if may_be_view(node, self.net, self.rules) else (),
         )
         if any(self.order[user] > self.order[n] for node in same for user in node.users):
             seen = [self.values[node.name] for node in same]

@@ -263,11 +263,12 @@ class _BranchFinder:
         Sums may be their own input, for their branch may be closed.
         """
 
-        def shares(call: fx.Node) -> bool:
-            is_view = may_be_view(call, self.net, self.rules)
-            return is_view or is_in_place(call, self.net) or call in sums
+        def shared(call: fx.Node) -> Sequence[fx.Node]:
+            if may_be_view(call, self.net, self.rules) or call in sums:
+                return call.all_input_nodes
+            return call.all_input_nodes[:1] if is_in_place(call, self.net) else ()
 
-        return find_memory(node, self._holds_tensors, shares)
+        return find_memory(node, self._holds_tensors, shared)
 
 
 def _operand_of(addition: fx.Node, operand: int) -> fx.Node:
