@@ -115,3 +115,18 @@ def test_blocks_that_were_cut_to_other_widths_become_equal() -> None:
     found, _ = learn(model, equal_blocks=True, share=55, patience=20)
     (width,) = {n for name, n in found.items() if "blocks" in name}
     assert 1 < width <= min(cut)
+
+
+def test_a_block_that_is_left_out_takes_no_channels_of_the_others_along() -> None:
+    net = make_net(40, 40, 40, 40)
+    with torch.no_grad():
+        dict(net.named_parameters())["blocks.2.down.weight"].mul_(1e-3)  # it earns least
+    asked = {"*.up": al.Learn.WIDTH, "blocks.[0-9]": al.Learn.DEPTH}
+    model = al.add_gates(net, torch.randn(2, 8), learn=asked)
+    found, small = learn(model, equal_blocks=True, shrinks=True, share=30)
+    names = [name for name, tensor in small.named_parameters() if name.endswith("up.weight")]
+    assert 0 < len(names) < 4
+    (width,) = {found[name.removesuffix(".weight")] for name in names}
+    used = al.count_costs(small).parameters / al.count_costs(net, torch.randn(2, 8)).parameters
+    assert 0.2 < used <= 0.3
+    assert width > 4

@@ -156,14 +156,18 @@ def width_steps(container: GateContainer, multiple_of: int) -> Tensor:
     return multiple_of // common.clamp(min=1)
 
 
-def find_alike(container: GateContainer, *, equal_blocks: bool) -> Tensor:
+def find_alike(container: GateContainer, left_out: Tensor, *, equal_blocks: bool) -> Tensor:
     """Return for each group the widest of those that must stay as wide as it: mostly itself.
 
-    With `equal_blocks` these are the groups whose layers differ in the number of their block alone.
+    With `equal_blocks` these are the groups whose layers differ in the number of their block alone;
+    those of branches that are left out, of which little is left, say nothing of the others.
     """
     groups = container.channel_graph.groups
+    is_gone = container.learnable.inner_groups()[left_out].any(0).tolist()
     found: dict[tuple[str, int], list[int]] = {}
     for place, group in enumerate(groups):
+        if is_gone[place]:
+            continue
         name = ".".join("*" if part.isdigit() else part for part in group.name.split("."))
         found.setdefault((name, container.original_sizes[group.name]), []).append(place)
     alike = torch.arange(len(groups))

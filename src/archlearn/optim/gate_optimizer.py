@@ -218,7 +218,8 @@ class GateOptimizer(torch.optim.Optimizer):
         self._computed = name_costs(self._cost(opened, gone[None])[0])
         sizes = [self._container.original_sizes[group.name] for group in channel_graph.groups]
         is_cut = channel_graph.group_sizes() < torch.tensor(sizes, dtype=torch.long)
-        self._alike = find_alike(self._container, equal_blocks=self._equal_blocks)
+        equal = self._equal_blocks
+        self._alike = find_alike(self._container, self._left_out, equal_blocks=equal)
         self._is_cut = _join(is_cut, self._alike)
         can_go = find_sliceable(self._owner, channel_graph)
         gates = [group.channels for group in channel_graph.groups]
