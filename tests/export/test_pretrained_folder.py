@@ -41,6 +41,27 @@ def gpt2() -> Any:
     ))  # fmt: skip
 
 
+def short_gpt2() -> Any:
+    """As many positions as hidden units, whose number its config leaves out."""
+    return hf.GPT2LMHeadModel(hf.GPT2Config(
+        vocab_size=60, n_embd=16, n_layer=2, n_head=4, n_positions=64, bos_token_id=1,
+        eos_token_id=2,
+    ))  # fmt: skip
+
+
+def modern_bert(window: int = 48) -> Any:
+    """Two layers in one, as wide together as the window of attention."""
+    return hf.ModernBertModel(hf.ModernBertConfig(
+        vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=24, local_attention=window, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, cls_token_id=1, sep_token_id=2,
+    ))  # fmt: skip
+
+
+def wide_modern_bert() -> Any:
+    return modern_bert(window=128)
+
+
 def classifier() -> Any:
     return hf.BertForSequenceClassification(bert().config)
 
@@ -99,6 +120,9 @@ def compact(net: nn.Module, part: str, *n_closed: int, **inputs: Any) -> Any:
     [
         (bert, "AutoModel", "intermediate", "intermediate_size=18"),
         (gpt2, "AutoModelForCausalLM", "mlp", "n_inner=58"),
+        (short_gpt2, "AutoModelForCausalLM", "mlp", "n_inner=58"),
+        (modern_bert, "AutoModel", "mlp", "intermediate_size=18"),
+        (wide_modern_bert, "AutoModel", "mlp", "intermediate_size=18"),
     ],
 )
 def test_equal_widths_are_said_by_the_config(
@@ -107,7 +131,7 @@ def test_equal_widths_are_said_by_the_config(
     small = compact(make(), part, 6, 6)
     saved = save_pretrained(small, tmp_path / "small")
     assert saved.is_pretrained
-    assert setting in str(saved)
+    assert saved.reason == setting
     loaded = getattr(hf, auto).from_pretrained(tmp_path / "small").eval()
     assert type(loaded) is type(make())
     torch.testing.assert_close(loaded(input_ids=TOKENS)[0], small(input_ids=TOKENS)[0])

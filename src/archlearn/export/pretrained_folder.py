@@ -237,8 +237,12 @@ def _fit(
     if isinstance(changes, str):
         return None, changes
     for settings in (heads | each for each in _settings(config, changes)):
-        trial = _set(config, settings)
-        if _shapes(kind, trial) == sizes:
+        if _shapes(kind, _set(config, settings)) == sizes:
+            for name in list(settings):  # a size by chance, as that of a window of attention
+                fewer = {other: size for other, size in settings.items() if other != name}
+                if _shapes(kind, _set(config, fewer)) == sizes:
+                    settings = fewer
+            trial = _set(config, settings)
             said = ", ".join(f"{name}={size}" for name, size in settings.items())
             try:
                 type(trial).from_dict(trial.to_dict())
@@ -346,14 +350,19 @@ def _differences(
 
 
 def _settings(config: Any, changes: dict[int, int]) -> list[dict[str, int]]:
-    """Return the ways in which a config could say these changes."""
+    """Return the ways in which a config could say these changes.
+
+    A size that follows from another, as that of two layers in one, is not said by itself.
+    """
+    optional = [name for name in ("n_inner",) if getattr(config, name, 0) is None]
     numbers = {k: v for k, v in vars(config).items() if type(v) is int}
-    fields = [[name for name, value in numbers.items() if value == old] for old in changes]
-    if any(not found for found in fields):  # a size may be left out and follow from another
-        optional = [name for name in ("n_inner",) if getattr(config, name, 0) is None]
-        fields = [found or optional for found in fields]
+    fields = [
+        [*(name for name, value in numbers.items() if value == old), *optional, None]
+        for old in changes
+    ]
     ways = itertools.islice(itertools.product(*fields), _MOST_TRIES)
-    return [dict(zip(way, changes.values(), strict=True)) for way in ways]
+    sizes = changes.values()
+    return [{n: size for n, size in zip(way, sizes, strict=True) if n is not None} for way in ways]
 
 
 def _check(
