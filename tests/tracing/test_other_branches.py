@@ -232,3 +232,32 @@ def test_another_type_or_device_is_asked_again(
     for made in (model, small):
         with pytest.raises(al.InputError, match="what forward asks"):
             made.to(**change)(x.to(**change))
+
+
+class ByTypeOfTheNextLayer(nn.Module):
+    """T5 brings what a layer reads to the type of its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.last = nn.Linear(8, 9), nn.Linear(9, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.up(x))
+        if x.dtype != self.down.weight.dtype:
+            x = x.to(self.down.weight.dtype)
+        return self.last(torch.relu(self.down(x)))
+
+
+def test_types_that_are_compared_answer_otherwise_under_autocast() -> None:
+    net, x = ByTypeOfTheNextLayer(), torch.randn(4, 8)
+    model = al.add_gates(net, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(x), net(x))
+    with torch.no_grad():
+        al.width_gates(model)["up"][[1, 4]] = 0.0
+        al.depth_gates(model)["up"].fill_(1.0)
+    small = al.compact(model)
+    assert len([m for m in small.modules() if isinstance(m, nn.Linear)]) == 2  # one is merged
+    torch.testing.assert_close(small(x), model(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert small(x).dtype == torch.bfloat16

@@ -232,6 +232,15 @@ def describes(user: fx.Node, node: fx.Node) -> bool:
     return topic_of(user) == KIND
 
 
+def compares_kinds(node: fx.Node) -> bool:
+    """Return whether the types or devices of two tensors are compared, only to bring them together.
+
+    This is not asked again: under autocast the answer is another, and nothing but a cast follows.
+    """
+    is_pair = node.target in (operator.eq, operator.ne) and len(node.all_input_nodes) == 2
+    return is_pair and all(topic_of(part) == KIND for part in node.all_input_nodes)
+
+
 Asked = fx.Node | tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 
 

@@ -18,7 +18,7 @@ from archlearn.module_utils import find_module
 from archlearn.nn.functional import linear_by_columns
 from archlearn.nn.norms import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
-from archlearn.op_table import ACTIVATE, SIZES, can_learn, spec_of_function
+from archlearn.op_table import ACTIVATE, KIND, SIZES, can_learn, spec_of_function
 from archlearn.tracing.block_hooks import BlockCall, name_nodes
 from archlearn.tracing.example_inputs import (
     Argument,
@@ -56,6 +56,7 @@ from archlearn.tracing.shape_guards import (
     Guard,
     GuardedProxy,
     Refusal,
+    compares_kinds,
     is_untraced,
     may_ask,
     to_guard,
@@ -127,14 +128,16 @@ class ArchTracer(fx.Tracer):
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         """Return the calls of a model, without parameters that were only asked for their sizes.
 
-        Nor with a mean that nobody reads: `nn.MultiheadAttention` returns that of its weights.
+        Nor with a mean that nobody reads: `nn.MultiheadAttention` returns that of its weights; nor
+        with types that were compared.
         """
         self._installed = set(root.modules())
         if self._inputs is not None and self._inputs.are_real:
             self._runs = ExampleRuns(root, self._inputs)
         graph = super().trace(root, concrete_args)
         for node in reversed(graph.nodes):
-            if (node.op == "get_attr" or node.target == "mean") and not node.users:
+            is_idle = node.op == "get_attr" or node.target == "mean" or topic_of(node) == KIND
+            if is_idle and not node.users:
                 graph.erase_node(node)
         read_shapes_(graph)
         read_creations_(graph)
@@ -264,7 +267,8 @@ class ArchTracer(fx.Tracer):
         answer = self._runs.answer(node, what, self._find_live)
         if answer.refusal:
             raise Refusal(f"{REFUSALS[what]}: {answer.refusal}")
-        self._guard(node, to_guard(node, what, answer.value))
+        if not compares_kinds(node):
+            self._guard(node, to_guard(node, what, answer.value))
         return answer.value
 
     def _may_fix_sizes(self) -> bool:
