@@ -101,11 +101,9 @@ def test_where_widths_are_given_depth_is_given_too() -> None:
 
 def test_a_page_tells_what_decided_the_size() -> None:
     by_budget = make_row("AL1", settings={"gates": {"budget": ["parameters=5000"]}})
-    by_price = make_row("AL1", settings={"gates": {}, "strengths": {"width_cost": 1e-3}})
     plain = make_row("reference", settings={"gates": {"learn": "nothing"}, "strengths": {}})
     assert table_1.describe_size(plain) == "–"
     assert table_1.describe_size(by_budget) == "budget: parameters=5000"
-    assert table_1.describe_size(by_price) == "price set by hand: λ3 = 0.001"
 
 
 @pytest.mark.parametrize(("accuracy", "parameters"), [(0.989, 4000), (0.9908, 4951)])

@@ -214,14 +214,9 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def describe_size(row: Row) -> str:
-    """Return what decided the size of a run: a budget, or a price that somebody chose."""
-    gates = row.settings.get("gates", {})
-    if gates.get("learn") == "nothing":
-        return NOTHING
-    if gates.get("budget"):
-        return f"budget: {', '.join(gates['budget'])}"
-    price = row.settings.get("strengths", {}).get("width_cost")
-    return NOTHING if price is None else f"price set by hand: λ3 = {price:g}"
+    """Return the budget that decided the size of a run."""
+    budget = row.settings.get("gates", {}).get("budget")
+    return f"budget: {', '.join(budget)}" if budget else NOTHING
 
 
 def compare_by_seed(
