@@ -361,6 +361,36 @@ def test_class_tokens_and_positions_are_narrowed_with_the_stream() -> None:
     assert small.positions.shape == (1, 17, 4)
 
 
+class JoinedBehind(nn.Module):
+    """Puts something else beside tokens that a gate has closed channels of."""
+
+    def __init__(self, join: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.token, self.join = nn.Parameter(torch.randn(1, 1, 8)), join
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        return self.last(torch.relu(self.second(self.join(self.token.expand(len(x), -1, -1), x))))
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda token, x: torch.cat([token, x], 1),
+        lambda token, x: torch.cat([x, token], 1).mean(1),
+        lambda _, x: torch.cat([x, torch.ones_like(x)], 1),
+        lambda _, x: torch.cat([x, torch.cos(x)], 1).mean(1),
+        lambda token, x: torch.stack([x, token.expand_as(x)], 1),
+    ],
+)
+def test_what_is_joined_to_tokens_is_no_constant_of_all_of_them(
+    join: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    torch.manual_seed(0)
+    check_exact(JoinedBehind(join), draw(2, 5, 4), draw(3, 9, 4))
+
+
 def test_group_norms_lose_whole_groups() -> None:
     torch.manual_seed(0)
     norm = nn.GroupNorm(4, 12)

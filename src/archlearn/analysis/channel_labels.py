@@ -120,6 +120,13 @@ def _lines(tensor: Tensor, dim: int, strides: tuple[int, ...]) -> Tensor:
     return tensor.movedim(dim, -1).reshape(-1, shape[dim])
 
 
+def worst_along(state: Tensor, dim: int) -> Tensor:
+    """Return what is known of all places along a dimension together, which becomes one."""
+    if state.stride(dim) == 0:
+        return state.narrow(dim, 0, 1)
+    return state.amax(dim, keepdim=True)
+
+
 def pointwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Apply a function of elements at the same place, once for all that is repeated."""
     shapes = {tensor.shape for tensor in tensors}

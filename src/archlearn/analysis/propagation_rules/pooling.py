@@ -15,6 +15,7 @@ from archlearn.analysis.channel_labels import (
     along,
     replaced,
     varying,
+    worst_along,
 )
 from archlearn.analysis.rule_api import OpCall, describe_call, fixed_out, opaque
 
@@ -108,7 +109,7 @@ def _reduce(step: OpCall, keeps_constants: bool) -> Any:
         ids, state = labels.ids, labels.state
     for dim in sorted(chosen, reverse=True):
         ids = ids.narrow(dim, 0, 1) if keepdim else ids.select(dim, 0)
-        state = state.narrow(dim, 0, 1) if keepdim else state.select(dim, 0)
+        state = worst_along(state, dim) if keepdim else worst_along(state, dim).squeeze(dim)
     if not keeps_constants:
         state = replaced(state, CONSTANT, UNKNOWN)
     return Labels(ids, state)

@@ -20,7 +20,9 @@ from archlearn.analysis.channel_labels import (
     along,
     line_along,
     pointwise,
+    replaced,
     varying,
+    worst_along,
 )
 from archlearn.analysis.rule_api import OpCall, describe_call, fixed_out, opaque, tree_map
 from archlearn.op_table import ATTRIBUTES
@@ -38,7 +40,19 @@ def move(step: OpCall) -> Any:
             return opaque(step)
     ids = _call_on(step, lambda labels: labels.ids)
     state = _call_on(step, lambda labels: labels.state)
+    if len(step.labels) > 1 and isinstance(ids, Tensor) and not _joins_channels(step, ids):
+        state = replaced(state, CONSTANT, UNKNOWN)  # in one part of it another than in the next
     return _zip_labels(ids, state)
+
+
+def _joins_channels(step: OpCall, joined: Tensor) -> bool:
+    """Return whether tensors are put beside one another along a dimension of channels."""
+    return any(
+        joined.shape[dim] != labels.shape[dim]
+        for labels in step.labels
+        if labels.ids.dim() == joined.dim()
+        for dim in varying(labels.ids)
+    )
 
 
 def shuffle_pixels(step: OpCall) -> Any:
@@ -318,9 +332,7 @@ def _fits(one: Labels, two: Labels, dims: Any) -> bool:
 
 def _at_one_place(labels: Labels, dim: int) -> Labels:
     """Return labels with one place in a dimension along which channels do not change."""
-    state = labels.state
-    known = state.narrow(dim, 0, 1) if state.stride(dim) == 0 else state.amax(dim, keepdim=True)
-    return Labels(labels.ids.narrow(dim, 0, 1), known)
+    return Labels(labels.ids.narrow(dim, 0, 1), worst_along(labels.state, dim))
 
 
 def _spread(labels: Labels, out: Tensor) -> Labels:
