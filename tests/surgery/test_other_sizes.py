@@ -175,6 +175,19 @@ class ByNewAxes(nn.Module):
         return self.last(F.relu(y))
 
 
+class ByLength(nn.Module):
+    """Scales tokens by a tensor that is filled with a share of their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shift = nn.Linear(8, 6), nn.Parameter(torch.randn(6))
+        self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.first(x)) + self.shift
+        return self.last(F.gelu(self.second(y * torch.full_like(y, 1 / y.shape[1]))))
+
+
 TOKENS = [(2, 4, 8), (4, 4, 8), (1, 4, 8), (3, 6, 8)]
 IMAGES = [(2, 2, 4, 4), (1, 2, 8, 8), (3, 2, 4, 8)]
 ROWS = [(3, 4), (2, 3, 4), (4, 4, 4), (6, 6, 4)]
@@ -187,6 +200,7 @@ ROWS = [(3, 4), (2, 3, 4), (4, 4, 4), (6, 6, 4)]
         (ByCounts, IMAGES), (ByShape, IMAGES), (ByProduct, IMAGES), (ByShare, IMAGES),
         (ByNegative, ROWS), (BySelect, ROWS), (ByFilling, ROWS[1:]), (ByNewAxes, IMAGES),
         (ByBatchOfHeads, TOKENS), (ByHeadsBehind, TOKENS), (ByKeyword, TOKENS),
+        (ByLength, TOKENS),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("example", [0, 1])

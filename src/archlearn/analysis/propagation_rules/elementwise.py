@@ -111,6 +111,8 @@ def like(step: OpCall) -> Any:
         return opaque(step)
     is_zero = "zeros" in step.name or step.argument(1, "fill_value") == 0
     state = ZERO if is_zero else CONSTANT
+    if any(_is_computed(value, node) for value, node in _arguments(step)):
+        state = UNKNOWN
     return Labels(step.x.ids, torch.tensor(state).expand(step.x.shape))
 
 
