@@ -1,5 +1,6 @@
 """`equal_blocks`: layers that differ in the number of their block alone stay equally wide."""
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -88,6 +89,23 @@ def test_blocks_stay_equally_wide_within_the_budget(multiple_of: int, shrinks: b
     used = al.count_costs(small).parameters / al.count_costs(net, torch.randn(2, 8)).parameters
     assert 0.3 < used <= 0.4
     assert small.certificate.difference_float64 < 1e-10
+
+
+def test_a_block_is_told_by_a_number_behind_its_name() -> None:
+    net = make_net(40)
+    net.blocks = nn.Sequential(OrderedDict((f"layer_{place}", Block(40)) for place in range(3)))  # pyright: ignore[reportAttributeAccessIssue]
+    found, _ = learn(add_gates(net), equal_blocks=True)
+    assert found.keys() - {"stem"} == {f"blocks.layer_{place}.up" for place in range(3)}
+    (width,) = {n for name, n in found.items() if "blocks" in name}
+    assert width < 40
+
+
+def test_it_is_said_that_no_blocks_are_alike(caplog: pytest.LogCaptureFixture) -> None:
+    learn(add_gates(make_net(40, 32)), equal_blocks=True)
+    assert "equal_blocks=True changes nothing: no two of" in caplog.text
+    caplog.clear()
+    learn(add_gates(make_net(40, 40)), equal_blocks=True)
+    assert "equal_blocks" not in caplog.text
 
 
 def test_blocks_that_began_with_other_widths_go_on_alone() -> None:

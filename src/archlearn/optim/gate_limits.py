@@ -18,7 +18,10 @@ from archlearn.module_utils import check_numbers
 from archlearn.tracing.generated_forward import unwrap
 
 Budget = Mapping[str, "float | str"]
+_MOST_NAMES = 5
 _log = logging.getLogger(__name__)
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])|(?<=_)\d+(?=\.)")
+"""The number of a block in a name: that in `blocks.0.up`, and in `layer_0.up`."""
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
@@ -168,12 +171,25 @@ def find_alike(container: GateContainer, left_out: Tensor, *, equal_blocks: bool
     for place, group in enumerate(groups):
         if is_gone[place]:
             continue
-        name = ".".join("*" if part.isdigit() else part for part in group.name.split("."))
-        found.setdefault((name, container.original_sizes[group.name]), []).append(place)
+        kind = _NUMBER.sub("*", group.name), container.original_sizes[group.name]
+        found.setdefault(kind, []).append(place)
     alike = torch.arange(len(groups))
     for places in found.values() if equal_blocks else ():
         alike[places] = max(places, key=lambda place: len(groups[place].channels))
     return alike
+
+
+def warn_of_none_alike(container: GateContainer, alike: Tensor) -> None:
+    """Say so if no groups are asked to be as wide as others."""
+    groups = container.channel_graph.groups
+    if torch.equal(alike, torch.arange(len(groups))):
+        names = [group.name for group in groups]
+        _log.warning(
+            "equal_blocks=True changes nothing: no two of %s%s began equally wide and differ in "
+            "the number of their block alone",
+            ", ".join(names[:_MOST_NAMES]),
+            ", ..." if len(names) > _MOST_NAMES else "",
+        )
 
 
 def least_widths(

@@ -38,6 +38,7 @@ from archlearn.optim.gate_limits import (
     least_widths,
     read_budget,
     warn_of_no_limit,
+    warn_of_none_alike,
     width_steps,
 )
 from archlearn.optim.gate_ranking import (
@@ -161,6 +162,8 @@ class GateOptimizer(torch.optim.Optimizer):
             self.param_groups[0][LATENCY] = asdict(self._latency)
         self._equal_blocks = equal_blocks
         self._take_costs()
+        if equal_blocks:
+            warn_of_none_alike(self._container, self._alike)
         self._n_examples = count_examples(self._container.channel_graph.inputs)
         self._width_cost = width_cost
         self._multiple_of = multiple_of
