@@ -391,6 +391,18 @@ def test_what_is_joined_to_tokens_is_no_constant_of_all_of_them(
     check_exact(JoinedBehind(join), draw(2, 5, 4), draw(3, 9, 4))
 
 
+class ReadsItself(JoinedBehind):
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        x = nn.functional.scaled_dot_product_attention(x, x, x, scale=0.5)
+        return self.last(torch.relu(self.second(x)))
+
+
+def test_attention_of_a_gated_tensor_to_itself_sums_over_open_channels() -> None:
+    torch.manual_seed(0)
+    check_exact(ReadsItself(torch.add), draw(2, 5, 4), draw(3, 9, 4))
+
+
 def test_group_norms_lose_whole_groups() -> None:
     torch.manual_seed(0)
     norm = nn.GroupNorm(4, 12)

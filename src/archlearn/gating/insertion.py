@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import FIXED, ZERO, Labels, core
@@ -125,12 +126,20 @@ def place_gates(channel_graph: ChannelGraph, net: nn.Module, place: int) -> dict
 def _mixed_groups(
     channel_graph: ChannelGraph, net: nn.Module, place: int, node: fx.Node
 ) -> set[int]:
-    """Return the groups that meet others in a call, which must see them gated."""
+    """Return the groups that meet others in a call, which must see them gated.
+
+    Also those of what it reads at two places: attention of x to itself sums over channels of x.
+    """
     values = channel_graph.followed[place].values
     inputs = (values[source.name] for source in node.all_input_nodes)
     read = {group for labels in inputs for group in _groups_in(channel_graph, labels)}
+    operands: list[fx.Node] = []
+    map_arg((node.args, node.kwargs), operands.append)
+    is_twice = len(operands) > len(node.all_input_nodes)
     is_local = rule_for(node, net) in (local_response, unit_length)
-    return read if is_local else read - set(_groups_in(channel_graph, values[node.name]))
+    return (
+        read if is_local or is_twice else read - set(_groups_in(channel_graph, values[node.name]))
+    )
 
 
 def _groups_in(channel_graph: ChannelGraph, labels: object) -> list[int]:
