@@ -102,17 +102,17 @@ def test_results_are_never_replaced_by_lesser_ones(
 def test_all_pages_are_drawn_from_what_is_there_without_runs(tmp_path: Path) -> None:
     results = Path(__file__).parents[2] / "results"
     (tmp_path / "r").mkdir()
-    for name in ("table-2", "compare-lenet-mnist"):
+    for name in ("figure-3a", "compare-lenet-mnist"):
         shutil.copyfile(results / f"{name}.json", tmp_path / "r" / f"{name}.json")
-    begun = json.loads((results / "table-2.json").read_text()) | {"derived": {}}
-    (tmp_path / "r" / "table-2.unfinished.json").write_text(json.dumps(begun))
+    begun = json.loads((results / "figure-3a.json").read_text()) | {"derived": {}}
+    (tmp_path / "r" / "figure-3a.unfinished.json").write_text(json.dumps(begun))
     code, output = run_here(["paper", "--all", "--draw", "--out", "r"], tmp_path)
     assert code == 0, output
-    assert json.loads((tmp_path / "r" / "table-2.unfinished.json").read_text()) == begun
-    assert "page 1 of 2: table-2" in output
+    assert json.loads((tmp_path / "r" / "figure-3a.unfinished.json").read_text()) == begun
+    assert "page 1 of 2: figure-3a" in output
     assert "page 2 of 2: compare-lenet-mnist" in output
     assert "to make" not in output
-    page = (tmp_path / "r" / "table-2.md").read_text()
+    page = (tmp_path / "r" / "figure-3a.md").read_text()
     assert "commit not recorded" in page
     assert "price set by hand" in page
 
