@@ -333,13 +333,8 @@ def build_channel_graph(
         _keep_untrained_(reasons, root, traces, gates + _find_reads(found))
     gated_at = [(site, channels) for _, site, channels in at_sites]
     gated_at += [(stream.site, stream.channels) for stream in found.streams]
-    rows, columns, shares = found.parents
-    heads = torch.cat([rows[rows != columns], shares[rows != shares]])
-    whole_heads = frozenset(site.name for site, _ in gated_at if only_heads(site))
-    for site, channels in gated_at:
-        if site.name in whole_heads:
-            for channel in channels[~torch.isin(channels, heads)].tolist():
-                reasons.setdefault(channel, WHOLE_HEADS)
+    with_heads = [(site.name, channels) for site, channels in gated_at if only_heads(site)]
+    _keep_within_heads_(reasons, found.parents, [channels for _, channels in with_heads])
     groups, group_of = _find_groups(found, [(site.name, channels) for site, channels in gated_at])
     reached = [site.ids for each in followed for site in each.sites.values()]
     atoms = torch.cat([root[:0], *reached])
@@ -354,7 +349,7 @@ def build_channel_graph(
         dims=found.dims,
         elements=found.elements,
         asked=asked,
-        whole_heads=whole_heads,
+        whole_heads=frozenset(name for name, _ in with_heads),
         gated=gated,
         streams=found.streams,
         groups=groups,
@@ -366,6 +361,17 @@ def build_channel_graph(
         whole_groups=found.constraints.whole_groups,
         copies=frozenset(found.constraints.copies),
     )
+
+
+def _keep_within_heads_(
+    reasons: dict[int, Reason], parents: Tensor, parts: Iterable[Tensor]
+) -> None:
+    """Note that of some channels none may go but whole heads."""
+    rows, columns, shares = parents
+    heads = torch.cat([rows[rows != columns], shares[rows != shares]])
+    for channels in parts:
+        for channel in channels[~torch.isin(channels, heads)].tolist():
+            reasons.setdefault(channel, WHOLE_HEADS)
 
 
 Gated = dict[int, frozenset[str]]

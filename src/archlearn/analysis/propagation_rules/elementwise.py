@@ -181,11 +181,8 @@ def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> 
         if passing is None:
             return opaque(step)
         firm[passing] = True
-        own = varying(spread[passing])
-        spread = [
-            ids if place == passing else _tie_beside(step, ids, own)
-            for place, ids in enumerate(spread)
-        ]
+        own, fixed = set(varying(spread[passing])), torch.tensor(FIXED).expand(shape)
+        spread = [ids if own & set(varying(ids)) else fixed for ids in spread]  # heads of both go
     has_channels = [bool((labels.ids != FIXED).any()) for labels in step.labels]
     is_scale = all(x.name for x, has in zip(step.labels, has_channels, strict=True) if has)
     if not ties_fixed and not is_scale and any(map(operator.and_, firm, has_channels)):
@@ -206,7 +203,7 @@ def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> 
                 step.constraints.tie(lines[1], torch.tensor(FIXED).expand(ids.shape))
         elif varying(ids):  # broadcast along some of these dimensions only
             step.constraints.spreads.append((base, ids))
-            for dim in set(varying(ids)).difference(varying(base)):  # positions of a table
+            for dim in set(varying(ids)).difference(varying(base)):  # a table's positions
                 step.constraints.tie(ids.narrow(dim, 0, 1).expand_as(ids), ids)
         else:
             step.constraints.block(
@@ -229,17 +226,6 @@ def _find_passing(step: OpCall) -> int | None:
     one, two = (where_varying(step.labels[place].ids).numel() for place in found)
     is_first = step.constraints.whole_groups.setdefault(step.node.name, one >= two)
     return found[0] if is_first else found[1]
-
-
-def _tie_beside(step: OpCall, ids: Tensor, own: list[int]) -> Tensor:
-    """Return the other's channels along the dimensions of those that pass: heads of both."""
-    others = [dim for dim in varying(ids) if dim not in own]
-    if not set(varying(ids)) & set(own):
-        return torch.tensor(FIXED).expand(ids.shape)
-    for dim in others:
-        step.constraints.tie(ids.narrow(dim, 0, 1).expand_as(ids), ids)
-        ids = ids.narrow(dim, 0, 1).expand_as(ids)
-    return ids
 
 
 def _is_firm(labels: Labels, shape: torch.Size, dims: list[int]) -> bool:
