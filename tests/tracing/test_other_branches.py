@@ -54,6 +54,12 @@ class ByType(Base):
         return self.both(x.unsqueeze(1).float())
 
 
+class ByTypeOfWeights(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x / 255 if x.dtype != next(self.parameters()).dtype else x
+        return self.both(x.unsqueeze(1).float())
+
+
 @pytest.mark.parametrize(
     ("kind", "other"),
     [
@@ -63,6 +69,7 @@ class ByType(Base):
         (ByDouble, torch.randn(2, 1, 8, 8)),
         (ByFloat, torch.ones(2, 8, 8, dtype=torch.uint8)),
         (ByType, torch.ones(2, 8, 8, dtype=torch.uint8)),
+        (ByTypeOfWeights, torch.ones(2, 8, 8, dtype=torch.uint8)),
     ],
 )
 def test_no_other_branch_is_passed_over(kind: type[nn.Module], other: Tensor) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.fx.proxy import Attribute
 
-from archlearn.module_utils import copy_model, evaluating, find_module, unnoticed
+from archlearn.module_utils import copy_model, evaluating, find_module, list_tensors, unnoticed
 from archlearn.nn.functional import with_items
 from archlearn.op_table import (
     ATTRIBUTES,
@@ -232,13 +232,30 @@ def describes(user: fx.Node, node: fx.Node) -> bool:
     return topic_of(user) == KIND
 
 
-def compares_kinds(node: fx.Node) -> bool:
-    """Return whether the types or devices of two tensors are compared, only to bring them together.
+def compares_kinds(node: fx.Node, net: nn.Module) -> bool:
+    """Return whether types are compared of two tensors that the model's own numbers have made.
 
-    This is not asked again: under autocast the answer is another, and nothing but a cast follows.
+    These are floating whatever the inputs are: under autocast the answer is another, and nothing
+    but a cast follows. So it is not asked again, as the type of an input is.
     """
-    is_pair = node.target in (operator.eq, operator.ne) and len(node.all_input_nodes) == 2
-    return is_pair and all(topic_of(part) == KIND for part in node.all_input_nodes)
+    parts = node.all_input_nodes if node.target in (operator.eq, operator.ne) else []
+    is_pair = len(parts) == 2 and all(topic_of(part) == KIND for part in parts)
+    return is_pair and all(_reads_own(part.all_input_nodes, net) for part in parts)
+
+
+def _reads_own(nodes: Collection[fx.Node], net: nn.Module) -> bool:
+    """Return whether a parameter or buffer has a part in some values, but by its sizes or type."""
+    waiting, seen = [*nodes], set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or topic_of(node) is not None:
+            continue
+        seen.add(node)
+        is_layer = node.op == "call_module" and list_tensors(find_module(net, str(node.target)))
+        if is_layer or node.op == "get_attr":
+            return True
+        waiting += node.all_input_nodes
+    return False
 
 
 Asked = fx.Node | tuple[str, Any, tuple[Any, ...], dict[str, Any]]

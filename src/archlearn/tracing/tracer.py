@@ -267,7 +267,7 @@ class ArchTracer(fx.Tracer):
         answer = self._runs.answer(node, what, self._find_live)
         if answer.refusal:
             raise Refusal(f"{REFUSALS[what]}: {answer.refusal}")
-        if not compares_kinds(node):
+        if not compares_kinds(node, self.root):
             self._guard(node, to_guard(node, what, answer.value))
         return answer.value
 
