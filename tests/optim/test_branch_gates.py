@@ -201,6 +201,20 @@ def test_what_is_saved_together_is_what_is_saved_one_by_one() -> None:
         assert not overshoots.any()
 
 
+def test_a_layer_that_is_linear_already_does_not_overshoot_the_budget() -> None:
+    """What is gone cannot take the network below its budget: it earned its place back so."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    model = al.add_gates(net, torch.zeros(2, 4))
+    container = find_container(model)
+    assert container is not None
+    cost = CostFunction(model, container.learnable)
+    opened, gone = torch.ones(16, dtype=torch.float64), torch.tensor([1.0, 0.0]).double()
+    now = cost(opened[None], gone[None])[0]
+    limits = torch.stack([now[0] + 1.0, now.new_tensor(torch.inf)])  # one parameter of room
+    _, overshoots = find_savings(cost, opened, gone, limits)
+    assert overshoots.tolist() == [False, True]
+
+
 def test_a_channel_of_a_stream_costs_its_places_in_a_table_of_positions() -> None:
     """A table of 5 positions is priced like the other parameters, whether it is open or closed."""
     model = al.add_gates(

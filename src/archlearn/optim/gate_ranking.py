@@ -92,8 +92,8 @@ def find_savings(
 ) -> tuple[Tensor, Tensor]:
     """Return what the network would save without each channel, layer and branch.
 
-    And which layers and branches would take the network below its budget. A channel inside a
-    closed branch costs what it would if the branch were open.
+    And which layers and branches would take the network below its budget by going; what is gone
+    already does not. A channel inside a closed branch costs what it would if the branch were open.
     """
     states = torch.cat([gone[None], gone[None], flip_each(gone)])
     states[1:2, cost.n_depth :] = 0.0
@@ -106,7 +106,7 @@ def find_savings(
     now, _, flipped = costs.detach().tensor_split([1, 2])
     is_there = gone[:, None] == 0
     without = torch.where(is_there, flipped, now)
-    overshoots = ((without < limits) | limits.isinf()).all(1)
+    overshoots = ((without < limits) | limits.isinf()).all(1) & (gone == 0)
     there = torch.where(is_there, now, flipped)
     return torch.cat([savings, (there - without).mv(weights)]), overshoots
 
