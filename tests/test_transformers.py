@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import archlearn as al
-from archlearn.export.programs import export_model
 from archlearn.verification.precision import exchanging
 from benchmarks.torchvision_import import import_models
 
@@ -470,9 +469,3 @@ def test_experts_that_take_no_float64_come_with_advice_that_helps() -> None:
         al.compact(al.add_gates(net, given))
     net.set_experts_implementation("eager")
     assert al.compact(al.add_gates(net, given)).certificate.difference_float64 < 1e-10
-
-
-def test_source_of_a_llama_is_refused_with_what_else_can_be_written(tmp_path: Path) -> None:
-    small = al.compact(al.add_gates(llama().eval(), {"input_ids": tokens(), "use_cache": False}))
-    with pytest.raises(al.FileError, match=r"LlamaRotaryEmbedding, which plain.*torch-export or"):
-        export_model(small, tmp_path / "a.py", "python")

@@ -270,19 +270,19 @@ def _find_compact(target: Path) -> Path:
 
 EXPORT_EXAMPLES = """Examples:
   archlearn export runs/a --to onnx
-  archlearn export runs/a --to python --out lenet.py
+  archlearn export runs/a --to onnx --out lenet.onnx
   archlearn export small.safetensors --to torch-export --shape 1x28x28
   archlearn export runs/a --to onnx --dynamic-dims 0,2,3
   archlearn export small.safetensors --to pretrained --config bert-base
 """
-_SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "python": ".py"}
+_SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 
 
 def export(
     target: Path,
     /,
     *,
-    to: Literal["onnx", "torch-export", "python", "pretrained"],
+    to: Literal["onnx", "torch-export", "pretrained"],
     out: Path | None = None,
     shape: str | None = None,
     dynamic_dims: str = "0",
@@ -292,9 +292,8 @@ def export(
 
     Args:
         target: A run's folder, or a file that `archlearn compact` or archlearn.save wrote.
-        to: ONNX, an ExportedProgram of torch.export, Python source with its weights beside it, or,
-            of a model of transformers, a folder that from_pretrained reads where its sizes fit its
-            config. The tokenizer is not copied.
+        to: ONNX, an ExportedProgram of torch.export, or, of a model of transformers, a folder that
+            from_pretrained reads where its sizes fit its config. The tokenizer is not copied.
         out: The file or folder to write. [default: beside the compact model, with the suffix of
             the format]
         shape: Shape of one example, as 3x32x32; a run knows its own.
@@ -317,9 +316,6 @@ def export(
     if shape is None and not target.is_dir():
         raise SettingsError(f"say what shape an example of {target} has: --shape 1x28x28")
     chosen = out or path.with_suffix(_SUFFIXES[to])
-    weights = chosen.with_suffix(".safetensors")
-    if to == "python" and weights.resolve() == path.resolve():
-        chosen = chosen.with_name(f"{chosen.stem}_source.py")
     with writing(chosen):
         if shape is None:
             dataset = al.training.load_dataset(read_run_settings(target), no_progress)

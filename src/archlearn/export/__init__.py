@@ -1,1 +1,1 @@
-"""Compact models for other programs: ONNX, torch.export, Python source, Hugging Face folders."""
+"""Compact models for other programs: ONNX, torch.export, Hugging Face folders."""

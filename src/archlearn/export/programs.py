@@ -1,4 +1,4 @@
-"""`export_model`: ONNX, torch.export or Python source of a model, compared with the model."""
+"""`export_model`: write a model as ONNX or by torch.export, and compare it with the model."""
 
 import math
 import warnings
@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from archlearn.errors import ArchlearnError, FileError, InputError, check_installed, first_line
-from archlearn.export.python_source import write_source
 from archlearn.gating.cost_counter import known_inputs
 from archlearn.module_utils import evaluating
 from archlearn.tracing.example_inputs import ExampleInputs
@@ -78,12 +76,11 @@ def export_model(
 
     Args:
         model: Any model; it is run in evaluation mode.
-        path: The file to write. Python source has its weights beside it, as `.safetensors`.
-        to: "onnx", "torch-export" or "python".
+        path: The file to write.
+        to: "onnx" or "torch-export".
         example_inputs: Arguments for one call, of two rows or more; a compact model knows its own.
         dynamic_dims: The dimensions of inputs that may have any size, that of the batch by default:
-            (0, 1) for tokens of any length, (0, 2, 3) for images. Python source takes what the
-            model takes.
+            (0, 1) for tokens of any length, (0, 2, 3) for images.
 
     Raises:
         InputError: If there is no such format, or a package is missing.
@@ -99,7 +96,7 @@ def export_model(
         warnings.simplefilter("ignore")  # of torch's own parts about one another
         try:
             model(*inputs.args, **inputs.kwargs)  # which refuses what it was not traced for
-            inputs = inputs if to == "python" else _without_hidden(model, inputs)
+            inputs = _without_hidden(model, inputs)
             samples = [inputs, *_resized(model, inputs, dims)]
             paths, run, limits = FORMATS[to](model, path, inputs, dims)
             differs_by = _compare(model, [x for x in samples if _is_within(limits, x)], run)
@@ -212,21 +209,6 @@ def _is_within(limits: Limits, inputs: ExampleInputs) -> bool:
     return all(least <= size <= largest for size, (least, largest) in sizes)
 
 
-def _write_source(
-    model: nn.Module, path: Path, inputs: ExampleInputs, _dims: tuple[int, ...]
-) -> Written:
-    """Write a model as Python source and, beside it, a safetensors file with its weights."""
-    weights = path.with_suffix(".safetensors")
-    text, tensors = write_source(model, weights.name, inputs)
-    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    weights.write_bytes(to_bytes(stored))  # save_file lets nobody else read it
-    path.write_text(text, encoding="utf-8")
-    names: dict[str, Any] = {}
-    exec(compile(text, str(path), "exec"), names)  # what was written a moment ago
-    loaded = names["load"](str(weights))
-    return (path, weights), _runner(loaded), {}
-
-
 def _resized(model: nn.Module, inputs: ExampleInputs, dims: tuple[int, ...]) -> list[ExampleInputs]:
     """Return inputs of other sizes that the model takes: larger by one, or twice as large.
 
@@ -290,4 +272,4 @@ def _any_size(model: nn.Module, inputs: ExampleInputs, dims: Mapping[int, Any]) 
     return dict(zip(names, by_place, strict=False)) | by_name
 
 
-FORMATS = {"onnx": _write_onnx, "torch-export": _write_program, "python": _write_source}
+FORMATS = {"onnx": _write_onnx, "torch-export": _write_program}

@@ -366,25 +366,14 @@ def _named_tuple(target: dict[str, object]) -> Callable[..., Any]:
             raise FileError(f"it returns the tuple {shorten(target)}, which is not one")
 
 
-def rebuild_parts(
-    description: Description, modules: Mapping[str, type[Any]]
-) -> tuple[nn.Module, list[fx.Graph]]:
-    """Return the described modules and tensors, on the meta device, and the graphs that call them.
-
-    There they take no memory for their numbers.
-    """
+def rebuild(description: Description, modules: Mapping[str, type[Any]]) -> nn.Module:
+    """Return the described model on the meta device, where its numbers take no memory."""
     root = build_modules(description, modules)
     add_tensors_(root, description)
     described = [description.evaluation, description.training_graph]
     graphs = [rebuild_graph(root, each) for each in described if each is not None]
     check_order(root, description.shared_modules, graphs)
-    return root, graphs
-
-
-def rebuild(description: Description, modules: Mapping[str, type[Any]]) -> nn.Module:
-    """Return the described model, without its numbers."""
-    root, graphs = rebuild_parts(description, modules)
-    if is_chain(description):
+    if _is_chain(description):
         return root
     name = description.class_name
     if not is_identifier(name):
@@ -419,7 +408,7 @@ def fill_(model: nn.Module, description: Description, tensors: Mapping[str, Tens
             module.train(entry.training)
 
 
-def is_chain(description: Description) -> bool:
+def _is_chain(description: Description) -> bool:
     """Return whether the model is a `Sequential` of layers, which needs no other forward.
 
     Where a module has two names, its calls alone tell the order.

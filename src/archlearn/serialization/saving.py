@@ -303,15 +303,6 @@ def save(
         raise FileError(f"cannot save {type(model).__name__} to {str(path)!r}: {error}") from error
 
 
-def describe_model(
-    model: nn.Module, example_inputs: object = None
-) -> tuple[Description, NamedTensors]:
-    """Return what a file would hold of a model, without writing one."""
-    model = unwrap(model)
-    _check_model(model)
-    return describe(model, _find_traces(model, example_inputs, ()), merge_classes(None))
-
-
 def _check_model(model: nn.Module, to: str = "") -> None:
     """Refuse gates, and a `forward` that a file would lose."""
     for name, module in model.named_modules():
