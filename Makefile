@@ -18,7 +18,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-all lint types layers docs unit demo laws fuzz benchmark zoo clean tutorials extras
+.PHONY: help install test test-all lint types layers docs size unit demo laws fuzz benchmark zoo clean tutorials extras
 
 help: ## Say what each target does
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -27,21 +27,22 @@ install: $(STAMP) ## Make the virtual environment, once
 
 # torch comes first and alone, so that the build which the pin names is the one taken;
 # torchvision and timm without their dependencies, so that they cannot replace torch.
-$(STAMP): constraints.txt pyproject.toml
+$(STAMP): constraints.txt pyproject.toml paper/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet torch==2.13.0
 	$(PIP) install --quiet hatchling editables
-	$(PIP) install --quiet --no-build-isolation -e '.[cli,tensorboard,lightning,transformers,export,dev,bench]'
+	$(PIP) install --quiet --no-build-isolation -e '.[cli,tensorboard,lightning,transformers,export,dev,bench]' -e ./paper
 	$(PIP) install --quiet --no-deps torchvision==0.28.0 timm==1.0.30
 	mkdir -p $(MPLCONFIGDIR) $(TORCHINDUCTOR_CACHE_DIR)
 	touch $@
 
 test: $(STAMP) ## Checks and the fast tests: within 5 minutes on two quiet cores
-	$(MAKE) --jobs=$(WORKERS) lint types layers docs
+	$(MAKE) --jobs=$(WORKERS) lint types layers docs size
 	$(MAKE) unit
 
-test-all: $(STAMP) ## The long tail that CI runs after them: slow tests, all random networks
-	$(BIN)/python -m pytest $(PARALLEL) -m "slow or hypothesis"
+test-all: $(STAMP) ## What CI runs after them: slow tests, all random networks, the paper's tests
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow or hypothesis" tests paper/tests
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not hypothesis" paper/tests
 
 lint: $(STAMP)
 	$(BIN)/ruff check
@@ -52,6 +53,9 @@ types: $(STAMP)
 
 layers: $(STAMP)
 	$(BIN)/lint-imports
+
+size: $(STAMP) ## Count lines of code by part; fail where one has grown
+	$(BIN)/python -m benchmarks.size --check
 
 docs: $(STAMP) ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet

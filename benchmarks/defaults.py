@@ -11,10 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from archlearn.data.file_cache import CONFIG, SUMMARY
-from archlearn.training.callbacks import SilentCallback
-from archlearn.training.run import Audience, learn, resume
-from archlearn.training.settings import RunSettings, override
+from archlearn_cli.data.file_cache import CONFIG, SUMMARY
+from archlearn_cli.training.callbacks import SilentCallback
+from archlearn_cli.training.run import Audience, learn, resume
+from archlearn_cli.training.settings import RunSettings, override
 from archlearn_paper.results import find_commit
 
 SUBJECTS = (

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.model_registry import build_network
+from archlearn_cli.models.model_registry import build_network
 from benchmarks.circumstances import as_markdown, describe
 
 BATCHES = (1, 256)

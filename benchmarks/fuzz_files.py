@@ -31,9 +31,9 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.models.pretrained import read_pretrained
-from archlearn.training.checkpoint import LATEST, Position, read_checkpoint, write_checkpoint
-from archlearn.training.settings import RunSettings, format_settings, read_settings
+from archlearn_cli.models.pretrained import read_pretrained
+from archlearn_cli.training.checkpoint import LATEST, Position, read_checkpoint, write_checkpoint
+from archlearn_cli.training.settings import RunSettings, format_settings, read_settings
 from benchmarks import circumstances
 from benchmarks.hostile_files import CANARY, CODE, FAMILIES, File, Json, SizedRandom
 from tests.models.caffe_files import network

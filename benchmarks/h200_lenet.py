@@ -25,9 +25,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from archlearn.training.callbacks import EpochEnd, SilentCallback
-from archlearn.training.run import Audience, learn
-from archlearn.training.settings import RunSettings, override
+from archlearn_cli.training.callbacks import EpochEnd, SilentCallback
+from archlearn_cli.training.run import Audience, learn
+from archlearn_cli.training.settings import RunSettings, override
 from benchmarks.circumstances import as_markdown, describe
 from benchmarks.single_run import parse_value
 

@@ -17,7 +17,7 @@ COMMANDS = ("", "learn", "inspect", "compact", "evaluate", "report", "paper", "c
 
 def time_help(command: str, repeats: int) -> list[tuple[float, float]]:
     """Return the seconds on the clock and of the processor that help took, each time."""
-    words = [sys.executable, "-m", "archlearn.cli", *command.split(), "--help"]
+    words = [sys.executable, "-m", "archlearn_cli", *command.split(), "--help"]
     taken: list[tuple[float, float]] = []
     for _ in range(repeats):
         before = time.perf_counter(), _of_children()

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from archlearn.serialization import limits
-from archlearn.training import checkpoint
+from archlearn_cli.training import checkpoint
 from tests.models.caffe_files import blob, content, layer, varint
 
 Json = dict[str, Any]

@@ -17,8 +17,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import archlearn as al
-from archlearn.data import load_examples
-from archlearn.models.model_registry import build_network
+from archlearn_cli.data import load_examples
+from archlearn_cli.models.model_registry import build_network
 from benchmarks.circumstances import as_markdown, describe
 
 SHARES = (75, 50, 35, 20, 10)

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import archlearn as al
-from archlearn.models.model_registry import build_network
+from archlearn_cli.models.model_registry import build_network
 from benchmarks.circumstances import as_markdown, describe
 
 SHAPE, N_STEPS, BATCH = (3, 32, 32), 120, 16

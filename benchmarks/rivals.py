@@ -18,18 +18,18 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.data.file_cache import GATES, no_progress
 from archlearn.gating.gate_container import find_container
 from archlearn.gating.l0_folding import fold_gates_into_weights
-from archlearn.models.cifar_networks import ResNet, draw_weights_
-from archlearn.models.model_registry import build_network
 from archlearn.nn.functional import THRESHOLD
 from archlearn.nn.hard_concrete import CLOSING_ODDS, SPAN
-from archlearn.training.initial_model import start_network
-from archlearn.training.objectives import objective_of
-from archlearn.training.run_directory import COMPACT, read_lines
-from archlearn.training.run_setup import load_dataset
-from archlearn.training.settings import RunSettings, override
+from archlearn_cli.data.file_cache import GATES, no_progress
+from archlearn_cli.models.cifar_networks import ResNet, draw_weights_
+from archlearn_cli.models.model_registry import build_network
+from archlearn_cli.training.initial_model import start_network
+from archlearn_cli.training.objectives import objective_of
+from archlearn_cli.training.run_directory import COMPACT, read_lines
+from archlearn_cli.training.run_setup import load_dataset
+from archlearn_cli.training.settings import RunSettings, override
 from benchmarks.single_run import learn_by_words as train
 from benchmarks.single_run import parse_value
 

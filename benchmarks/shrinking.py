@@ -25,8 +25,8 @@ from typing import Any
 
 from torch import nn
 
-from archlearn.training import Audience, RunSettings, learn, override
-from archlearn.training.callbacks import EpochEnd, SilentCallback
+from archlearn_cli.training import Audience, RunSettings, learn, override
+from archlearn_cli.training.callbacks import EpochEnd, SilentCallback
 from benchmarks.circumstances import as_markdown, describe
 from benchmarks.learning import NETWORKS
 from benchmarks.single_run import parse_value

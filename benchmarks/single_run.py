@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from archlearn.errors import ArchlearnError
-from archlearn.training.callbacks import SilentCallback
-from archlearn.training.run import Audience, learn
-from archlearn.training.settings import RunSettings, override
+from archlearn_cli.training.callbacks import SilentCallback
+from archlearn_cli.training.run import Audience, learn
+from archlearn_cli.training.settings import RunSettings, override
 
 
 def parse_value(text: str) -> Any:

@@ -25,14 +25,14 @@ try "" "import archlearn as al; al.add_gates; al.GateOptimizer; al.compact; al.l
 awk '/^```python/ {on = 1; next} /^```/ {if (on) exit} on' "$home/README.md" >readme.py
 "$env/python" readme.py >/dev/null
 echo "archlearn: the README's example runs with nothing but torch and what archlearn needs"
-try '[cli]' "import archlearn.training, archlearn.reporting, archlearn.cli"
+try '[cli]' "import archlearn_cli.training, archlearn_cli.reporting, archlearn_cli"
 "$env/archlearn" --help >/dev/null
-try '[tensorboard]' "import tensorboard, archlearn.training"
+try '[tensorboard]' "import tensorboard, archlearn_cli.training"
 try '[lightning]' "import archlearn.integrations.lightning"
 try '[transformers]' "import archlearn.integrations.trainer_callback, accelerate"
 try '[export]' "import archlearn.export.programs, onnx, onnxruntime, onnxscript"
-try '[wandb]' "import wandb, archlearn.training"
+try '[wandb]' "import wandb, archlearn_cli.training"
 WANDB_MODE=offline "$env/archlearn" learn --model mlp:24-16 --data digits --epochs 1 --logger wandb --out w >/dev/null
 ls w/wandb
-try '[ray]' "import ray, archlearn.training.sweep"
+try '[ray]' "import ray, archlearn_cli.training.sweep"
 RAY_worker_niceness=0 "$env/archlearn" sweep --model mlp:24-16 --data digits --epochs 1 --budget parameters=60% --ray --out "$work/s"

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from archlearn.cli.display import fold
+from archlearn_cli.commands.display import fold
 from benchmarks.torchvision_import import import_models
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -13,9 +13,9 @@ from archlearn.analysis.cost_model import build_cost_table, marginal_costs
 from archlearn.costs import COSTS, Costs, PriceName
 from archlearn.gating.cost_counter import count_layer_costs
 from archlearn.gating.gate_container import find_container
-from archlearn.models import LeNet
 from archlearn.optim.cost_function import CostFunction
 from archlearn.tracing.transformer_blocks import count_flops
+from archlearn_cli.models import LeNet
 from tests.optim.test_recurrent_units import make as make_reader
 
 DIGITS = torch.zeros(1, 1, 28, 28)

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import archlearn as al
-from archlearn.cli.app import app
-from archlearn.training import RunSettings
-from archlearn.training.defaults import (
+from archlearn_cli.commands.app import app
+from archlearn_cli.training import RunSettings
+from archlearn_cli.training.defaults import (
     COST_OF_ALL_NEURONS,
     ENOUGH_STEPS,
     MOST_EPOCHS,
@@ -24,7 +24,7 @@ from archlearn.training.defaults import (
     TRAVEL,
     derive_sizes,
 )
-from archlearn.training.settings import from_table
+from archlearn_cli.training.settings import from_table
 from benchmarks.torchvision_import import import_models
 from benchmarks.tutorials import NEEDED
 from tests.reporting.run_folders import LENET, write_run

@@ -3,11 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from archlearn import data as data
-from archlearn import models as models
-from archlearn import reporting as reporting
 from archlearn import serialization as serialization
-from archlearn import training as training
 from archlearn.analysis.original_channels import kept_channels as kept_channels
 from archlearn.costs import Costs as Costs
 from archlearn.costs import Price as Price

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
+import archlearn_cli as cli
 
 
 def close_(model: nn.Module, step: int = 2) -> None:
@@ -88,7 +89,7 @@ def test_a_closed_channel_of_a_stream_has_the_gradient_that_opening_it_would_use
 def test_linear_bottlenecks_of_mobilenet_are_learnt() -> None:
     torch.manual_seed(0)
     stages = ((1, 5, 1, 1), (2, 8, 2, 2))
-    net = al.models.MobileNetV2(n_outputs=4, stages=stages, first=6, last=10)
+    net = cli.models.MobileNetV2(n_outputs=4, stages=stages, first=6, last=10)
     learnt = set(al.width_gates(al.add_gates(net, torch.randn(1, 3, 8, 8))))
     assert {"features.3.layers.3", "features.4.layers.6"} <= learnt
     small = check_exact(net, draw(2, 3, 8, 8), draw(3, 3, 8, 8))
@@ -97,7 +98,7 @@ def test_linear_bottlenecks_of_mobilenet_are_learnt() -> None:
 
 
 @pytest.mark.parametrize(
-    "net", [al.models.ResNet(1, widths=(4, 6, 8)), al.models.PreActivationResNet(1)]
+    "net", [cli.models.ResNet(1, widths=(4, 6, 8)), cli.models.PreActivationResNet(1)]
 )
 def test_streams_that_pass_an_activation_are_gated_behind_it_as_before(net: nn.Module) -> None:
     model = al.add_gates(net, torch.randn(1, 3, 16, 16))

@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 
-from archlearn.cli import main
+from archlearn_cli import main
 from tests.run_files import METRICS, read_lines
 
 NETWORK = """
@@ -63,7 +63,7 @@ def write_network(folder: Path) -> None:
 
 def start(arguments: Sequence[str], folder: Path, **options: Any) -> subprocess.Popen[str]:
     """Start a command in a folder, as the leader of a process group of its own."""
-    command = [sys.executable, "-m", "archlearn.cli", *arguments]
+    command = [sys.executable, "-m", "archlearn_cli", *arguments]
     return start_command(command, folder, **options)
 
 

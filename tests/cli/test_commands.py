@@ -250,7 +250,7 @@ def test_terminal_shows_a_live_picture(tmp_path: Path) -> None:
     """Run on a pseudo-terminal: the picture names layers, costs and what they may be."""
     main_end, terminal = pty.openpty()
     command = (
-        f"{sys.executable} -m archlearn.cli learn --model mlp:20 --data digits --epochs 3 "
+        f"{sys.executable} -m archlearn_cli learn --model mlp:20 --data digits --epochs 3 "
         "--threads 1 --no-report --out a"
     )
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "OMP_NUM_THREADS": "1"}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from archlearn.cli.display import PlainDisplay, fold_lines, in_a_line, show_downloads
-from archlearn.training.callbacks import EpochEnd
+from archlearn_cli.commands.display import PlainDisplay, fold_lines, in_a_line, show_downloads
+from archlearn_cli.training.callbacks import EpochEnd
 from tests.cli.commands import exit_code
 
 

@@ -51,7 +51,7 @@ def test_help_imports_neither_torch_nor_the_like(arguments: list[str], tmp_path:
     """Without them help is there at once; benchmarks/help_time.py measures how soon."""
     script = (
         "import sys\n"
-        "from archlearn.cli import main\n"
+        "from archlearn_cli import main\n"
         "try:\n"
         f"    main({arguments!r})\n"
         "except SystemExit as end:\n"

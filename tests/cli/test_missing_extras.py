@@ -22,3 +22,13 @@ def test_what_is_not_installed_is_named_first(package: str, tmp_path: Path) -> N
     assert "Traceback" not in output
     assert "epoch" not in output
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("command", ["paper table-1", "paper", "compare --quick"])
+def test_the_paper_project_is_named_where_it_is_missing(command: str, tmp_path: Path) -> None:
+    missing = "raise ModuleNotFoundError('No module', name='archlearn_paper')\n"
+    (tmp_path / "archlearn_paper.py").write_text(missing)
+    code, output = run(command.split(), tmp_path)
+    assert code == 1, output
+    assert "needs archlearn_paper, which is not installed; run `pip install ./paper`" in output
+    assert "Traceback" not in output

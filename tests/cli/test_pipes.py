@@ -42,7 +42,7 @@ def test_a_run_whose_output_nobody_reads_says_how_to_go_on(tmp_path: Path) -> No
 
 STOPPING = """
 import sys
-from archlearn.cli import app as application
+from archlearn_cli.commands import app as application
 from archlearn.errors import RunStoppedError
 
 @application.app.command

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import archlearn as al
+import archlearn_cli as cli
 from tests.cli.commands import kill_all, run_here, start_command, wait_for_epoch, without_times
 from tests.run_files import METRICS, SUMMARY, read_lines
 
@@ -42,7 +42,7 @@ def torchrun(n_processes: int, *more: str, port: int | None = None) -> list[str]
     return [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n_processes),
         "--master-addr", "127.0.0.1", "--master-port", str(port or free_port()), *more,
-        "-m", "archlearn.cli",
+        "-m", "archlearn_cli",
     ]  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_two_processes_learn_what_one_learns_and_resume(tmp_path: Path) -> None:
         assert two["penalty"] == pytest.approx(one["penalty"], rel=1e-3)
     assert twos[-1]["widths"] == ones[-1]["widths"]
     assert ones[-1]["widths"] != ones[0]["widths"]
-    found = al.training.read_checkpoint(tmp_path / "two")
+    found = cli.training.read_checkpoint(tmp_path / "two")
     assert found is not None
     assert any(name.startswith("random/1/") for name in found[1])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-import archlearn as al
+import archlearn_cli as cli
 from tests.cli.commands import (
     LEARN,
     kill_all,
@@ -36,7 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_identical(first: Path, second: Path) -> None:
     """Compare weights, gates, optimiser, random states, metrics and compact models."""
-    one, two = al.training.read_checkpoint(first), al.training.read_checkpoint(second)
+    one, two = cli.training.read_checkpoint(first), cli.training.read_checkpoint(second)
     assert one is not None
     assert two is not None
     assert one[1].keys() == two[1].keys()
@@ -80,7 +80,7 @@ def test_interrupted_inside_an_epoch_and_resumed_is_identical(whole: Path, tmp_p
     assert process.returncode == 130, output
     assert "stopped: interrupted at step" in output
     assert "archlearn learn --resume a" in output
-    found = al.training.read_checkpoint(tmp_path / "a")
+    found = cli.training.read_checkpoint(tmp_path / "a")
     assert found is not None
     assert 90 <= found[0].step < 300
     code, again = run_here(["learn", "--resume", "a"], tmp_path)

@@ -11,7 +11,7 @@ from typing import TextIO
 import pytest
 
 from archlearn.errors import SettingsError
-from archlearn.training.run_directory import lock_folder
+from archlearn_cli.training.run_directory import lock_folder
 from tests.cli.commands import (
     LEARN,
     exit_code,
@@ -114,7 +114,7 @@ def test_interrupting_before_the_first_step_ends_at_once_and_leaves_nothing(tmp_
 
 def test_a_read_only_file_system_is_named(tmp_path: Path) -> None:
     prefix = on_small_disk("1m", "ro", tmp_path / "disk")
-    command = [*prefix, sys.executable, "-m", "archlearn.cli", *LEARN_BRIEFLY, "--data", "digits"]
+    command = [*prefix, sys.executable, "-m", "archlearn_cli", *LEARN_BRIEFLY, "--data", "digits"]
     with start_command([*command, "--out", "disk/a"], tmp_path) as process:
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 1, output
@@ -126,7 +126,7 @@ def test_a_disk_that_is_full_from_the_start_lets_the_same_command_be_given_again
     tmp_path: Path,
 ) -> None:
     prefix = on_small_disk("4k", "rw", tmp_path / "disk")
-    command = [*prefix, sys.executable, "-m", "archlearn.cli", *LEARN_BRIEFLY, "--data", "digits"]
+    command = [*prefix, sys.executable, "-m", "archlearn_cli", *LEARN_BRIEFLY, "--data", "digits"]
     with start_command([*command, "--out", "disk/a"], tmp_path) as process:
         output, _ = process.communicate(timeout=60)
     assert process.returncode in (1, 3), output

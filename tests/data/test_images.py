@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-import archlearn as al
+import archlearn_cli as cli
 from archlearn import DataError
-from archlearn.data import image_cache
+from archlearn_cli.data import image_cache
 
 SIDE = 6
 
@@ -38,12 +38,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def reds(split: al.data.Split) -> list[int]:
+def reds(split: cli.data.Split) -> list[int]:
     return split.inputs[:, 0, 0, 0].tolist()
 
 
-def load(folder: Path, *, skip_broken: bool = False) -> tuple[al.data.Split, al.data.Split]:
-    examples = al.data.load_examples(f"folder:{folder}:{SIDE}", skip_broken=skip_broken)
+def load(folder: Path, *, skip_broken: bool = False) -> tuple[cli.data.Split, cli.data.Split]:
+    examples = cli.data.load_examples(f"folder:{folder}:{SIDE}", skip_broken=skip_broken)
     return examples.train, examples.test
 
 
@@ -69,8 +69,8 @@ def test_cached_images_are_those_that_are_decoded_in_memory(
 
 
 def test_images_are_mapped_and_parts_of_them_are_slices(folder: Path) -> None:
-    examples = al.data.load_examples(f"folder:{folder}:{SIDE}")
-    dataset = al.data.build_dataset(examples, validation_share=0.25, limit=10)
+    examples = cli.data.load_examples(f"folder:{folder}:{SIDE}")
+    dataset = cli.data.build_dataset(examples, validation_share=0.25, limit=10)
     whole = examples.train.inputs.untyped_storage().data_ptr()
     parts = dataset.train, dataset.validation, dataset.test
     assert all(part.inputs.untyped_storage().data_ptr() == whole for part in parts)
@@ -92,7 +92,7 @@ def test_changed_file_and_another_side_are_decoded_anew(folder: Path, cache: Pat
     os.utime(folder / "cats" / "003.png", ns=(1, 1))
     train, test = load(folder)
     assert 250 in reds(train) + reds(test)
-    al.data.load_examples(f"folder:{folder}:3")
+    cli.data.load_examples(f"folder:{folder}:3")
     assert len(list(cache.iterdir())) == 3
 
 
@@ -103,7 +103,7 @@ def test_writing_to_the_images_does_not_change_the_cache(folder: Path) -> None:
 
 def test_progress_is_told_until_all_images_are_done(folder: Path) -> None:
     heard: list[tuple[str, int, int | None]] = []
-    al.data.load_examples(f"folder:{folder}:{SIDE}", lambda *told: heard.append(told))
+    cli.data.load_examples(f"folder:{folder}:{SIDE}", lambda *told: heard.append(told))
     assert heard[-1] == ("images", 20, 20)
 
 
@@ -159,7 +159,7 @@ def test_validation_images_of_a_folder_are_its_test_part(tmp_path: Path) -> None
     for number, name in enumerate(("n01", "n02", "n03")):
         write_images(tmp_path / "ilsvrc" / "train" / name, 4, first=10 * number)
         write_images(tmp_path / "ilsvrc" / "val" / name, 2, first=50 + 10 * number)
-    test = al.data.load_examples(f"folder:{tmp_path / 'ilsvrc'}:{SIDE}").test
+    test = cli.data.load_examples(f"folder:{tmp_path / 'ilsvrc'}:{SIDE}").test
     assert sorted(zip(reds(test), test.targets.tolist(), strict=True)) == [
         (50, 0), (51, 0), (60, 1), (61, 1), (70, 2), (71, 2),
     ]  # fmt: skip

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import archlearn as al
+import archlearn_cli as cli
 from archlearn import DataError, SettingsError
 from tests.run_files import COMPACT, METRICS, SUMMARY, read_lines
 
@@ -32,7 +33,7 @@ def text(tmp_path: Path) -> Path:
 def test_windows_follow_each_other_and_targets_are_the_next_characters(tmp_path: Path) -> None:
     path = tmp_path / "abc.txt"
     path.write_text("cabcabcabb" * 5)  # 45 characters to learn from, "bcabb" to test on
-    examples = al.data.load_examples(f"tiny-shakespeare:{path}:4")
+    examples = cli.data.load_examples(f"tiny-shakespeare:{path}:4")
     assert examples.train.inputs[:3].tolist() == [[2, 0, 1, 2], [0, 1, 2, 0], [1, 1, 2, 0]]
     assert examples.train.targets[:3].tolist() == [[0, 1, 2, 0], [1, 2, 0, 1], [1, 2, 0, 1]]
     assert len(examples.train) == 11
@@ -41,7 +42,7 @@ def test_windows_follow_each_other_and_targets_are_the_next_characters(tmp_path:
 
 
 def test_last_tenth_of_a_text_is_the_test_part(text: Path) -> None:
-    examples = al.data.load_examples(f"tiny-shakespeare:{text}:16")
+    examples = cli.data.load_examples(f"tiny-shakespeare:{text}:16")
     n = len(LINE) * 60
     n_test = n - n * 9 // 10
     assert len(examples.train) == (n - n_test - 1) // 16
@@ -49,25 +50,25 @@ def test_last_tenth_of_a_text_is_the_test_part(text: Path) -> None:
     letters = sorted(set(LINE))
     read = "".join(letters[token] for token in examples.test.inputs[0])
     assert read == (LINE * 60)[n - n_test : n - n_test + 16]
-    dataset = al.data.build_dataset(examples, validation_share=0.1)
+    dataset = cli.data.build_dataset(examples, validation_share=0.1)
     assert dataset.task == "next_token"
     assert dataset.n_outputs == len(letters)
     assert dataset.input_shape == (16,)
-    assert al.data.load_examples(f"tiny-shakespeare:{text}").train.inputs.shape[1] == 128
+    assert cli.data.load_examples(f"tiny-shakespeare:{text}").train.inputs.shape[1] == 128
 
 
 def test_folder_that_holds_the_text_is_taken(tmp_path: Path) -> None:
     (tmp_path / "input.txt").write_text(LINE * 20)
-    assert al.data.load_examples(f"tiny-shakespeare:{tmp_path}:8").name == "input.txt"
+    assert cli.data.load_examples(f"tiny-shakespeare:{tmp_path}:8").name == "input.txt"
 
 
 def test_score_is_nats_and_accuracy_a_character(text: Path) -> None:
-    dataset = al.data.build_dataset(
-        al.data.load_examples(f"tiny-shakespeare:{text}:16"), validation_share=0.1
+    dataset = cli.data.build_dataset(
+        cli.data.load_examples(f"tiny-shakespeare:{text}:16"), validation_share=0.1
     )
-    objective = al.training.objective_of(dataset)
+    objective = cli.training.objective_of(dataset)
     table = nn.Embedding(dataset.n_outputs, dataset.n_outputs)
-    score = al.training.evaluate(table, dataset.test, objective)
+    score = cli.training.evaluate(table, dataset.test, objective)
     logits = table(dataset.test.inputs).double().log_softmax(-1)
     chosen = logits.gather(-1, dataset.test.targets[..., None])
     assert score.loss == pytest.approx(-chosen.mean().item(), rel=1e-5)
@@ -80,23 +81,23 @@ def test_score_is_nats_and_accuracy_a_character(text: Path) -> None:
 def test_gpt_learns_a_text_and_its_compact_model_scores_the_same(
     text: Path, tmp_path: Path
 ) -> None:
-    settings = al.training.override(
-        al.training.RunSettings(), ASKED | {"data": f"tiny-shakespeare:{text}:16"}
+    settings = cli.training.override(
+        cli.training.RunSettings(), ASKED | {"data": f"tiny-shakespeare:{text}:16"}
     )
-    al.training.learn(settings, tmp_path / "run")
+    cli.training.learn(settings, tmp_path / "run")
     rows = read_lines(tmp_path / "run" / METRICS)
     guess = math.log(len(set(LINE)))
     assert rows[-1]["validation_loss"] < rows[0]["validation_loss"]
     assert rows[0]["validation_loss"] == pytest.approx(guess, rel=0.2)
     summary = json.loads((tmp_path / "run" / SUMMARY).read_text())
     assert summary["task"] == "next_token"
-    page = al.reporting.write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    page = cli.reporting.write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
     assert "nats a token" in page
     small = al.load(tmp_path / "run" / COMPACT)
-    dataset = al.data.build_dataset(
-        al.data.load_examples(settings.data), validation_share=settings.validation
+    dataset = cli.data.build_dataset(
+        cli.data.load_examples(settings.data), validation_share=settings.validation
     )
-    score = al.training.evaluate(small, dataset.test, al.training.objective_of(dataset))
+    score = cli.training.evaluate(small, dataset.test, cli.training.objective_of(dataset))
     assert score.loss == pytest.approx(summary["test_loss"], rel=1e-6)
     assert score.accuracy == summary["test_accuracy"]
 
@@ -115,7 +116,7 @@ def test_files_that_are_no_text_are_refused(rest: str, answer: str, tmp_path: Pa
     (tmp_path / "same.txt").write_text("a" * 300)
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x80" * 300)
     with pytest.raises(DataError, match=answer):
-        al.data.load_examples(f"tiny-shakespeare:{tmp_path / rest}")
+        cli.data.load_examples(f"tiny-shakespeare:{tmp_path / rest}")
 
 
 @pytest.mark.parametrize(
@@ -133,14 +134,16 @@ def test_what_does_not_go_with_text_is_refused(
 ) -> None:
     asked = ASKED | {"data": f"tiny-shakespeare:{text}:16"} | changed
     with pytest.raises(error, match=answer):
-        al.training.learn(al.training.override(al.training.RunSettings(), asked), tmp_path / "run")
+        cli.training.learn(
+            cli.training.override(cli.training.RunSettings(), asked), tmp_path / "run"
+        )
 
 
 def test_gpt_on_numbers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(al.InputError, match=r"gpt:0.06 does not take examples of shape \(10,\)"):
-        al.training.learn(
-            al.training.override(
-                al.training.RunSettings(), {"model": "gpt:0.06", "data": "diabetes"}
+        cli.training.learn(
+            cli.training.override(
+                cli.training.RunSettings(), {"model": "gpt:0.06", "data": "diabetes"}
             ),
             tmp_path / "run",
         )
@@ -159,13 +162,15 @@ def test_network_with_one_answer_a_text_is_refused(
     monkeypatch.syspath_prepend(tmp_path)
     asked = ASKED | {"data": f"tiny-shakespeare:{text}:16", "model": "one_answer:build"}
     with pytest.raises(al.InputError, match=r"gives \(2, \d+\) for two examples.*\(2, 16, \d+\)"):
-        al.training.learn(al.training.override(al.training.RunSettings(), asked), tmp_path / "run")
+        cli.training.learn(
+            cli.training.override(cli.training.RunSettings(), asked), tmp_path / "run"
+        )
 
 
 def test_tokens_are_handed_to_the_network_as_they_are(text: Path) -> None:
-    dataset = al.data.build_dataset(
-        al.data.load_examples(f"tiny-shakespeare:{text}:16"), validation_share=0.1
+    dataset = cli.data.build_dataset(
+        cli.data.load_examples(f"tiny-shakespeare:{text}:16"), validation_share=0.1
     )
     raw = dataset.train.inputs[:3]
-    assert torch.equal(al.training.objective_of(dataset).inputs(raw), raw)
-    assert al.training.objective_of(dataset).training_inputs(raw).dtype == torch.long
+    assert torch.equal(cli.training.objective_of(dataset).inputs(raw), raw)
+    assert cli.training.objective_of(dataset).training_inputs(raw).dtype == torch.long

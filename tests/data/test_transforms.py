@@ -6,15 +6,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archlearn import SettingsError
-from archlearn.data import Dataset, Examples, Split, build_dataset
-from archlearn.data.transforms import (
+from archlearn_cli.data import Dataset, Examples, Split, build_dataset
+from archlearn_cli.data.transforms import (
     SMALLEST_CROP,
     ImageTransform,
     crop_images,
     draw_crops,
     resize_images,
 )
-from archlearn.training import metrics, objective_of
+from archlearn_cli.training import metrics, objective_of
 
 
 def images(n: int = 8, side: int = 12) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import archlearn as al
+import archlearn_cli as cli
 from benchmarks.torchvision_import import import_models
 
 if find_spec("transformers") is None:
@@ -354,7 +355,7 @@ def exported(tmp_path: Path) -> Path:
     bert().save_pretrained(tmp_path / "bert")
     gpt2().save_pretrained(tmp_path / "gpt2")
     al.save(compact(bert(), "intermediate", 6, 6), tmp_path / "small.safetensors")
-    al.save(al.models.LeNet(), tmp_path / "lenet.safetensors")
+    al.save(cli.models.LeNet(), tmp_path / "lenet.safetensors")
     return tmp_path
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
+import archlearn_cli as cli
 
 
 class Net(nn.Module):
@@ -232,7 +233,7 @@ def test_there_is_nothing_to_clip_in_a_model_without_gates() -> None:
 
 
 def test_the_names_of_lenet() -> None:
-    gated = al.add_gates(al.models.LeNet(), torch.zeros(1, 1, 28, 28))
+    gated = al.add_gates(cli.models.LeNet(), torch.zeros(1, 1, 28, 28))
     sizes = {name: len(gate) for name, gate in al.width_gates(gated).items()}
     assert sizes == {"conv1": 20, "conv2": 50, "fc1": 500}
     assert list(al.depth_gates(gated)) == ["fc1"]

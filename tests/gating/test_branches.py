@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
+import archlearn_cli as cli
 from benchmarks.torchvision_import import import_models
 
 
@@ -261,9 +262,9 @@ BUILT_IN = ("resnet20", "preresnet20", "vit", "mobilenetv2", "mixer", "gpt")
 def test_built_in_networks_lose_every_other_branch_exactly(name: str) -> None:
     torch.manual_seed(0)
     if name == "gpt":
-        net, x = al.models.build_network("gpt:0.25", (16,), 65), torch.randint(65, (2, 16))
+        net, x = cli.models.build_network("gpt:0.25", (16,), 65), torch.randint(65, (2, 16))
     else:
-        net, x = al.models.build_network(name, (3, 16, 16), 10), torch.randn(2, 3, 16, 16)
+        net, x = cli.models.build_network(name, (3, 16, 16), 10), torch.randn(2, 3, 16, 16)
     gated = al.add_gates(net.eval(), x)
     names = list(al.branch_gates(gated))
     assert len(names) >= 8

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models import ConvNet, LeNet
 from archlearn.nn.hard_concrete import START, count_expected, settle_gates
+from archlearn_cli.models import ConvNet, LeNet
 
 DIGITS = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 WIDTH = {"*": al.Learn.WIDTH}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
+import archlearn_cli as cli
 
 ALL = al.Strengths(width_cost=3.0, width_binarise=5.0, depth_cost=7.0, depth_binarise=11.0)
 NONE: dict[str, float] = {"width_cost": 0.0, "width_binarise": 0.0}
@@ -154,7 +155,7 @@ def mean_one(costs: list[float], sizes: list[int]) -> list[float]:
 
 def test_prices_of_lenet_worked_by_hand() -> None:
     """A kernel or row, its bias, and what the next layer reads of it; multiply-adds by places."""
-    model = al.add_gates(al.models.LeNet(), torch.zeros(1, 1, 28, 28))
+    model = al.add_gates(cli.models.LeNet(), torch.zeros(1, 1, 28, 28))
     sizes = [20, 50, 500]
     parameters = [25 + 1 + 50 * 25, 20 * 25 + 1 + 16 * 500, 800 + 1 + 10]
     macs = [24 * 24 * 25 + 8 * 8 * 25 * 50, 8 * 8 * 25 * 20 + 16 * 500, 800 + 10]

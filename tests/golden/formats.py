@@ -1,23 +1,16 @@
-"""Files and keys that earlier versions wrote: a later version must read and compute the same.
+"""Files that earlier versions wrote: a later version must read and compute the same.
 
 `python -m tests.golden.formats` writes them anew; do that only when a format is meant to change.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn_paper.experiment import FULL, Run
-from archlearn_paper.experiments import find_experiment
-from archlearn_paper.recipes import Given, Holder
-from archlearn_paper.runner import run_key
 
 FOLDER = Path(__file__).with_name("files")
-KEYS = FOLDER / "run_keys.json"
 KINDS = ("dense", "convolutions", "l0")
 
 
@@ -45,15 +38,6 @@ def close_some_(model: nn.Module) -> None:
             gate[::3] = 0.0 if gate.min() >= 0 else -5.0
 
 
-def list_keys() -> dict[str, str]:
-    """Return the run keys of some typical runs."""
-    works: list[Any] = list(find_experiment("figure-3a").stages[0](FULL, []))[:3]
-    settings = works[0].settings
-    holder = Holder(given=Given(widths={"fc1": 3}, linear=("fc2",)), first=1.0, last=2.5)
-    works.append(Run(row="given", settings=settings, after_epoch=holder, finish_compact=True))
-    return {f"{place}: {work.row}": run_key(work) for place, work in enumerate(works)}
-
-
 def main() -> None:
     """Write all files."""
     FOLDER.mkdir(exist_ok=True)
@@ -64,7 +48,6 @@ def main() -> None:
         al.save(compact, FOLDER / f"{kind}.safetensors", x)
         kept = {"state": model.state_dict(), "input": x, "output": compact(x).detach()}
         torch.save(kept, FOLDER / f"{kind}.pt")
-    KEYS.write_text(json.dumps(list_keys(), indent=1) + "\n")
 
 
 if __name__ == "__main__":

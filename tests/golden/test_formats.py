@@ -1,18 +1,12 @@
 """What an earlier version wrote is read by this one."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 import archlearn as al
 from archlearn.serialization import file_format
-from archlearn_paper.experiment import FULL
-from archlearn_paper.experiments import find_experiment
-from archlearn_paper.runner import run_key
-from tests.golden.formats import FOLDER, KEYS, KINDS, list_keys, make_gated
+from tests.golden.formats import FOLDER, KINDS, make_gated
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,14 +37,3 @@ def test_a_file_of_an_older_format_is_migrated(monkeypatch: pytest.MonkeyPatch) 
     kinds = {type(module) for module in al.load(FOLDER / "dense.safetensors").modules()}
     assert nn.SiLU in kinds
     assert nn.ReLU not in kinds
-
-
-def test_the_runs_of_figure_3b_are_among_the_results() -> None:
-    results = json.loads((Path(__file__).parents[2] / "results" / "figure-3b.json").read_text())
-    assert {run_key(work) for work in find_experiment("figure-3b").stages[0](FULL, [])} <= {
-        row["asked"] for row in results["rows"]
-    }
-
-
-def test_runs_that_were_made_are_found_again() -> None:
-    assert list_keys() == json.loads(KEYS.read_text())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
+import archlearn_cli as cli
 from tests.cli.commands import run_here
 from tests.zoo import randomise_
 
@@ -28,18 +29,18 @@ def generator(seed: int) -> torch.Generator:
 
 Case = tuple[Callable[[], nn.Module], Tensor]
 CASES: dict[str, Case] = {
-    "resnet": (lambda: al.models.ResNet(2, 3, 5, (4, 6, 8)), images(8)),
-    "resnet with uneven padding": (lambda: al.models.ResNet(1, 3, 5, (4, 7, 9)), images(8)),
-    "preresnet": (lambda: al.models.PreActivationResNet(2, 3, 5, (4, 6, 8)), images(8)),
-    "vgg": (lambda: al.models.VGG(3, 5, [[4, 5], [6], [7]]), images(8)),
+    "resnet": (lambda: cli.models.ResNet(2, 3, 5, (4, 6, 8)), images(8)),
+    "resnet with uneven padding": (lambda: cli.models.ResNet(1, 3, 5, (4, 7, 9)), images(8)),
+    "preresnet": (lambda: cli.models.PreActivationResNet(2, 3, 5, (4, 6, 8)), images(8)),
+    "vgg": (lambda: cli.models.VGG(3, 5, [[4, 5], [6], [7]]), images(8)),
     "mobilenet": (
-        lambda: al.models.MobileNetV2(3, 5, [(1, 3, 1, 1), (2, 4, 2, 2)], 4, 9),
+        lambda: cli.models.MobileNetV2(3, 5, [(1, 3, 1, 1), (2, 4, 2, 2)], 4, 9),
         images(8),
     ),
-    "densenet": (lambda: al.models.DenseNet(2, 3, 5, 3, 4), images(8)),
-    "vit": (lambda: al.models.ViT(3, 8, 5, 6, 2), images(8)),
-    "mixer": (lambda: al.models.Mixer(3, 8, 5, 6, 2), images(8)),
-    "gpt": (lambda: al.models.GPT(11, 7, 12, 2), tokens(7)),
+    "densenet": (lambda: cli.models.DenseNet(2, 3, 5, 3, 4), images(8)),
+    "vit": (lambda: cli.models.ViT(3, 8, 5, 6, 2), images(8)),
+    "mixer": (lambda: cli.models.Mixer(3, 8, 5, 6, 2), images(8)),
+    "gpt": (lambda: cli.models.GPT(11, 7, 12, 2), tokens(7)),
 }
 each_case = pytest.mark.parametrize("name", CASES)
 
@@ -98,9 +99,9 @@ def test_network_by_name_has_its_known_size(
     name: str, shape: tuple[int, ...], parameters: int
 ) -> None:
     n_outputs = 65 if name == "gpt" else 10
-    net = al.models.build_network(name, shape, n_outputs)
+    net = cli.models.build_network(name, shape, n_outputs)
     assert n_parameters(net) == parameters
-    half = al.models.build_network(f"{name}:0.5", shape, n_outputs)
+    half = cli.models.build_network(f"{name}:0.5", shape, n_outputs)
     assert 0.15 < n_parameters(half) / parameters < 0.35
     example = torch.zeros(2, *shape, dtype=torch.long if name == "gpt" else torch.float32)
     outputs = half(example)
@@ -108,18 +109,18 @@ def test_network_by_name_has_its_known_size(
 
 
 def test_help_names_every_built_in_network() -> None:
-    text = al.training.RunSettings.__dataclass_fields__["model"].metadata["help"]
+    text = cli.training.RunSettings.__dataclass_fields__["model"].metadata["help"]
     named = text.partition("(")[2].partition(")")[0].split(", ")
-    assert [*named, "package.module:function"] == list(al.models.MODELS)
+    assert [*named, "package.module:function"] == list(cli.models.MODELS)
 
 
 def test_networks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(al.InputError, match=r"'resnet20' takes square images of at least 8 x 8"):
-        al.models.build_network("resnet20", (3, 4, 4), 10)
+        cli.models.build_network("resnet20", (3, 4, 4), 10)
     with pytest.raises(al.InputError, match=r"'gpt' reads rows of tokens, .*\(3, 32, 32\)"):
-        al.models.build_network("gpt", (3, 32, 32), 10)
+        cli.models.build_network("gpt", (3, 32, 32), 10)
     with pytest.raises(al.InputError, match=r"'vit:big': give the factor .* as in vit:0.5"):
-        al.models.build_network("vit:big", (3, 32, 32), 10)
+        cli.models.build_network("vit:big", (3, 32, 32), 10)
 
 
 def test_gpt_is_inspected_on_tokens(tmp_path: Path) -> None:

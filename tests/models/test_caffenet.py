@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import local_response_norm, max_pool2d
 
 import archlearn as al
+import archlearn_cli as cli
 
 SMALL: dict[str, Any] = {"side": 99, "n_outputs": 7, "factor": 1 / 16}
 CONVOLUTIONS = ("conv1", "conv2", "conv3", "conv4", "conv5")
@@ -24,9 +25,9 @@ def images(n: int = 3, side: int = 99, seed: int = 0) -> Tensor:
     return torch.randn(n, 3, side, side, generator=generator, dtype=torch.float64)
 
 
-def small_net() -> al.models.CaffeNet:
+def small_net() -> cli.models.CaffeNet:
     torch.manual_seed(3)
-    net = al.models.CaffeNet(**SMALL).double().eval()
+    net = cli.models.CaffeNet(**SMALL).double().eval()
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             if name.endswith("bias"):
@@ -45,7 +46,7 @@ def move_gates_(model: nn.Module, seed: int) -> None:
 
 def test_whole_network_has_the_parameters_that_the_paper_counts() -> None:
     with torch.device("meta"):
-        net = al.models.CaffeNet()
+        net = cli.models.CaffeNet()
     assert count(net) == 60_965_224
     assert [net.get_submodule(n).groups for n in CONVOLUTIONS] == [1, 2, 1, 2, 2]
     assert net.fc6.in_features == 256 * 6 * 6
@@ -53,13 +54,13 @@ def test_whole_network_has_the_parameters_that_the_paper_counts() -> None:
 
 def test_number_of_classes_is_chosen() -> None:
     with torch.device("meta"):
-        net = al.models.CaffeNet(n_outputs=200)
+        net = cli.models.CaffeNet(n_outputs=200)
     assert count(net) == 60_965_224 - 800 * 4097
 
 
 def test_torchvisions_variant_has_its_parameters() -> None:
     with torch.device("meta"):
-        assert count(al.models.AlexNet()) == 61_100_840
+        assert count(cli.models.AlexNet()) == 61_100_840
 
 
 def test_layers_stand_in_the_order_of_caffes_own_file() -> None:
@@ -152,14 +153,14 @@ def test_gates_stand_where_asked_and_start_without_changing_anything(
 
 
 def test_networks_are_chosen_by_name() -> None:
-    net = al.models.build_network("caffenet:0.05", (3, 67, 67), 5)
-    assert isinstance(net, al.models.CaffeNet)
+    net = cli.models.build_network("caffenet:0.05", (3, 67, 67), 5)
+    assert isinstance(net, cli.models.CaffeNet)
     assert net(torch.zeros(1, 3, 67, 67)).shape == (1, 5)
     assert net.conv2.out_channels == 12
     with pytest.raises(al.InputError, match=r"at least 67 x 67 .*--resize 227"):
-        al.models.build_network("caffenet", (3, 64, 64), 5)
+        cli.models.build_network("caffenet", (3, 64, 64), 5)
     with pytest.raises(al.InputError, match="'caffenet:much': give the factor"):
-        al.models.build_network("caffenet:much", (3, 227, 227), 5)
+        cli.models.build_network("caffenet:much", (3, 227, 227), 5)
 
 
 def test_narrowed_network_is_saved_and_loaded(tmp_path: object) -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models import AlexNet, CaffeNet, build_network
-from archlearn.models.caffe_import import read_caffemodel
-from archlearn.models.pretrained import Pretrained, from_caffe, read_pretrained, with_weights
+from archlearn_cli.models import AlexNet, CaffeNet, build_network
+from archlearn_cli.models.caffe_import import read_caffemodel
+from archlearn_cli.models.pretrained import Pretrained, from_caffe, read_pretrained, with_weights
 from benchmarks.hostile_files import build_safetensors
 from benchmarks.torchvision_import import import_models
 from tests.models.caffe_files import (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-import archlearn as al
+import archlearn_cli as cli
 from archlearn import InputError
 
 CODE = """
@@ -37,17 +37,17 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_model_that_cannot_be_built_is_answered_with_the_line(function: str, answer: str) -> None:
     with pytest.raises(InputError, match=answer):
-        al.models.build_network(f"code_with_mistakes:{function}", (1, 8, 8), 10)
+        cli.models.build_network(f"code_with_mistakes:{function}", (1, 8, 8), 10)
 
 
 def test_data_that_cannot_be_made_are_answered_with_the_line() -> None:
     with pytest.raises(InputError, match=r"raised OSError: no such table \(.*mistakes.py:9\)"):
-        al.data.load_examples("code_with_mistakes:data")
+        cli.data.load_examples("code_with_mistakes:data")
 
 
 def test_module_that_cannot_be_read_is_answered_with_the_line() -> None:
     with pytest.raises(InputError, match=r"raised SyntaxError: .*code_that_breaks.py, line 1"):
-        al.models.build_network("code_that_breaks:build", (1, 8, 8), 10)
+        cli.models.build_network("code_that_breaks:build", (1, 8, 8), 10)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_module_that_cannot_be_read_is_answered_with_the_line() -> None:
 )
 def test_a_file_is_answered_with_the_name_of_its_module(name: str, right: str) -> None:
     with pytest.raises(InputError, match=rf"{name!r} is a file; .*{right}$"):
-        al.models.build_network(name, (1, 8, 8), 10)
+        cli.models.build_network(name, (1, 8, 8), 10)
     with pytest.raises(InputError, match=rf"{name!r} is a file; .*{right}$"):
-        al.data.load_examples(name)
+        cli.data.load_examples(name)
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ def test_a_package_that_is_broken_is_named_beside_the_line_that_imports_it(
         r"\(.*net_with_vision.py:2, .*vision_of_old/operators.py:1\)"
     )
     with pytest.raises(InputError, match=places):
-        al.models.build_network("net_with_vision:Net", (1, 8, 8), 10)
+        cli.models.build_network("net_with_vision:Net", (1, 8, 8), 10)
     with pytest.raises(InputError, match=r"nms does not exist \([^,]*operators.py:1\)"):
-        al.models.build_network("vision_of_old:net", (1, 8, 8), 10)
+        cli.models.build_network("vision_of_old:net", (1, 8, 8), 10)
 
 
 @pytest.mark.usefixtures("installed")
@@ -102,6 +102,6 @@ def test_what_a_module_lacks_is_named_and_not_the_module(tmp_path: Path) -> None
     (tmp_path / "net_in_need.py").write_text("import needy_vision\n")
     answer = r"'net_in_need:Net' needs 'a_package_nobody_has' \(.*needy_vision/__init__.py:1\)"
     with pytest.raises(InputError, match=answer):
-        al.models.build_network("net_in_need:Net", (1, 8, 8), 10)
+        cli.models.build_network("net_in_need:Net", (1, 8, 8), 10)
     with pytest.raises(InputError, match=r"No module named 'nowhere'; run the command in the fold"):
-        al.models.build_network("nowhere:Net", (1, 8, 8), 10)
+        cli.models.build_network("nowhere:Net", (1, 8, 8), 10)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
+import archlearn_cli as cli
 from archlearn.gating import insertion
 from archlearn.gating.gate_container import find_container
 from archlearn.nn.tristate_activation import gate_branch
@@ -218,7 +219,7 @@ def test_a_layer_that_is_linear_already_does_not_overshoot_the_budget() -> None:
 def test_a_channel_of_a_stream_costs_its_places_in_a_table_of_positions() -> None:
     """A table of 5 positions is priced like the other parameters, whether it is open or closed."""
     model = al.add_gates(
-        al.models.GPT(n_tokens=7, length=5, dim=12, n_blocks=1), torch.zeros(1, 5).long()
+        cli.models.GPT(n_tokens=7, length=5, dim=12, n_blocks=1), torch.zeros(1, 5).long()
     )
     container = find_container(model)
     assert container is not None

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
+import archlearn_cli as cli
 from benchmarks.torchvision_import import import_models
 
 DIGITS = torch.zeros(1, 1, 28, 28)
@@ -60,7 +61,7 @@ def line_of(cls: type, text: str) -> str:
 
 
 def test_rows_of_lenet() -> None:
-    rows = al.inspect(al.models.LeNet(), DIGITS).rows
+    rows = al.inspect(cli.models.LeNet(), DIGITS).rows
     assert [(r.name, r.activation, r.channels, r.width, r.depth) for r in rows] == [
         ("conv1", "relu", 20, True, False),
         ("conv2", "relu", 50, True, False),
@@ -72,13 +73,13 @@ def test_rows_of_lenet() -> None:
 
 
 def test_a_gated_model_is_inspected_like_the_plain_one() -> None:
-    assert al.inspect(al.add_gates(al.models.LeNet(), DIGITS)) == al.inspect(
-        al.models.LeNet(), DIGITS
+    assert al.inspect(al.add_gates(cli.models.LeNet(), DIGITS)) == al.inspect(
+        cli.models.LeNet(), DIGITS
     )
 
 
 def test_what_was_not_asked_for_is_not_learnt() -> None:
-    rows = al.inspect(al.add_gates(al.models.LeNet(), DIGITS, learn={"fc1": al.Learn.WIDTH})).rows
+    rows = al.inspect(al.add_gates(cli.models.LeNet(), DIGITS, learn={"fc1": al.Learn.WIDTH})).rows
     assert [(row.name, row.width, row.depth) for row in rows] == [
         ("conv1", False, False),
         ("conv2", False, False),
@@ -112,7 +113,7 @@ def test_a_sigmoid_that_weighs_learnt_channels_is_learnt_with_them() -> None:
 
 
 def test_the_table_of_lenet() -> None:
-    head, *lines, costs = str(al.inspect(al.models.LeNet(), DIGITS)).splitlines()
+    head, *lines, costs = str(al.inspect(cli.models.LeNet(), DIGITS)).splitlines()
     assert head.split("  ")[0] == "site"
     # The smallest network: one channel of each convolution, and the linear layers as one.
     assert costs == (
@@ -162,7 +163,7 @@ def test_source_lines_of_a_gated_model_are_those_of_the_users_code() -> None:
 
 def test_source_lines_of_our_own_models_are_theirs() -> None:
     assert all(
-        row.source.startswith("lenet.py:") for row in al.inspect(al.models.LeNet(), DIGITS).rows
+        row.source.startswith("lenet.py:") for row in al.inspect(cli.models.LeNet(), DIGITS).rows
     )
 
 
@@ -201,7 +202,7 @@ def test_gates_placed_by_hand_are_sites() -> None:
 
 def test_a_plain_model_needs_inputs() -> None:
     with pytest.raises(al.InputError, match="LeNet does not know its inputs; give example_inputs"):
-        al.inspect(al.models.LeNet())
+        al.inspect(cli.models.LeNet())
 
 
 def test_a_layer_with_a_hook_is_named_with_what_to_do() -> None:
@@ -223,12 +224,12 @@ def test_a_site_of_a_plain_sequence_is_where_the_users_code_calls_for_it() -> No
 
 
 def test_leaves_are_those_of_add_gates() -> None:
-    net = nn.Sequential(al.models.LeNet(), nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 2))
+    net = nn.Sequential(cli.models.LeNet(), nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 2))
     names = [row.name for row in al.inspect(net, DIGITS).rows]
     assert names == ["0.conv1", "0.conv2", "0.fc1", "1", "0.fc2"]
     for found in (
-        al.inspect(net, DIGITS, leaves=[al.models.LeNet]),
-        al.inspect(al.add_gates(net, DIGITS, leaves=[al.models.LeNet])),
+        al.inspect(net, DIGITS, leaves=[cli.models.LeNet]),
+        al.inspect(al.add_gates(net, DIGITS, leaves=[cli.models.LeNet])),
     ):
         assert [(row.name, row.width) for row in found.rows] == [("1", True)]
     with pytest.raises(al.InputError, match="LeNet2"):
@@ -327,7 +328,7 @@ def test_units_of_a_recurrent_layer_go_by_its_name() -> None:
 
 
 def test_no_layer_is_named_where_all_are_learnt() -> None:
-    assert al.inspect(al.models.LeNet(), DIGITS).kept == {}
+    assert al.inspect(cli.models.LeNet(), DIGITS).kept == {}
 
 
 def test_a_slope_and_a_norm_of_the_input_are_no_layers_that_mix_channels() -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import archlearn as al
+import archlearn_cli as cli
 from tests.optim.test_gate_optimizer import Residual
 
 NETWORKS = {
@@ -21,7 +22,7 @@ def learn(name: str, n_steps: int = 12, **options: Any) -> tuple[nn.Module, Any]
     """Return a gated network behind a few steps on random images, and its gates' optimiser."""
     torch.manual_seed(0)
     x, y = torch.randn(4, *NETWORKS[name]), torch.randint(10, (4,))
-    model = al.add_gates(al.models.build_network(name, NETWORKS[name], 10), x[:1])
+    model = al.add_gates(cli.models.build_network(name, NETWORKS[name], 10), x[:1])
     gates: Any = al.GateOptimizer(model, n_steps, multiple_of=8, **options)
     for _ in range(n_steps):
         cross_entropy(model(x), y).backward()

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import archlearn as al
 from archlearn.gating.gate_container import find_container
-from archlearn.models.model_registry import build_network
 from archlearn.optim.neuron_counts import NeuronCounts
+from archlearn_cli.models.model_registry import build_network
 
 WIDTH, HIDDEN, N_HEADS, HEAD = 16, 24, 4, 5
 

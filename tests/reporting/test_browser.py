@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import archlearn as al
+import archlearn_cli as cli
 from tests.reporting.browsers import CHROMIUM, Browser, run_browser
 from tests.reporting.run_folders import LENET, write_run
 
@@ -53,9 +53,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         folder / "multiply_adds-50-seed-0", replace(LENET, score=0.99, costs=((9, 9), (5, 5)))
     )
     return {
-        "one": al.reporting.write_report([run], folder / "one.html"),
-        "unfinished": al.reporting.write_report([half], folder / "unfinished.html"),
-        "several": al.reporting.write_report([run, half, other], folder / "several.html"),
+        "one": cli.reporting.write_report([run], folder / "one.html"),
+        "unfinished": cli.reporting.write_report([half], folder / "unfinished.html"),
+        "several": cli.reporting.write_report([run, half, other], folder / "several.html"),
     }
 
 
@@ -102,7 +102,7 @@ def test_long_names_do_not_run_into_the_bars(browser: Browser, tmp_path: Path) -
     before = {"features.stage.1.convolution": 512, "features.stage.2.convolution": 512, "out": 10}
     after = {"features.stage.2.convolution": 128, "out": 10}
     run = write_run(tmp_path / "a", replace(LENET, before=before, after=after))
-    show(browser, al.reporting.write_report([run], tmp_path / "long.html"))
+    show(browser, cli.reporting.write_report([run], tmp_path / "long.html"))
     assert browser.evaluate("document.querySelectorAll('#architecture text').length") == 6
     assert browser.evaluate(COVERED) == []
 

@@ -9,19 +9,19 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from archlearn.reporting.architecture_diagram import (
+from archlearn_cli.reporting.architecture_diagram import (
     describe_diagram,
     draw_diagram,
     read_diagram,
 )
-from archlearn.reporting.comparison import (
+from archlearn_cli.reporting.comparison import (
     RunPoint,
     draw_run_frontier,
     find_best,
     find_differences,
     read_frontiers,
 )
-from archlearn.reporting.figures import (
+from archlearn_cli.reporting.figures import (
     PALETTE,
     SERIES,
     draw_lines,
@@ -32,8 +32,8 @@ from archlearn.reporting.figures import (
     write_svg,
     write_variables,
 )
-from archlearn.reporting.run_reader import read_run
-from archlearn.reporting.series import FigureData, Series
+from archlearn_cli.reporting.run_reader import read_run
+from archlearn_cli.reporting.series import FigureData, Series
 from tests.reporting.run_folders import LENET, write_run
 
 

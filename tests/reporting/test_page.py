@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import archlearn as al
+import archlearn_cli as cli
 from archlearn import InputError
 from tests.reporting.run_folders import LENET, write_run
 
@@ -57,7 +57,7 @@ def read(path: Path) -> Outline:
 
 
 def report(folders: Sequence[Path]) -> Outline:
-    return read(al.reporting.write_report(folders, folders[0].parent / "pages" / "report.html"))
+    return read(cli.reporting.write_report(folders, folders[0].parent / "pages" / "report.html"))
 
 
 def test_a_finished_run_has_every_part(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_what_a_run_is_called_cannot_become_markup(tmp_path: Path) -> None:
 
 def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no runs"):
-        al.reporting.write_report([], tmp_path / "report.html")
+        cli.reporting.write_report([], tmp_path / "report.html")
 
 
 @pytest.mark.parametrize(
@@ -273,19 +273,19 @@ def test_files_that_hold_what_no_run_writes_are_refused(
     with pytest.raises(
         InputError, match=r"cannot report on .*a: metrics.jsonl, .* what no run wri"
     ):
-        al.reporting.write_report([folder], tmp_path / "report.html")
+        cli.reporting.write_report([folder], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
 def test_a_folder_is_refused_as_the_file_to_write(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="that is a folder"):
-        al.reporting.write_report([write_run(tmp_path / "a")], tmp_path)
+        cli.reporting.write_report([write_run(tmp_path / "a")], tmp_path)
 
 
 def test_the_page_replaces_an_older_one_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     out = tmp_path / "pages" / "report.html"
     out.parent.mkdir()
     out.write_text("old")
-    assert al.reporting.write_report([write_run(tmp_path / "a")], out) == out
+    assert cli.reporting.write_report([write_run(tmp_path / "a")], out) == out
     assert [path.name for path in out.parent.iterdir()] == ["report.html"]
     assert "lenet on mnist" in out.read_text("utf-8")

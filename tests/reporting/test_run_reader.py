@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from archlearn import InputError
-from archlearn.reporting.run_reader import read_json_lines, read_run, read_speed, score_of
+from archlearn_cli.reporting.run_reader import read_json_lines, read_run, read_speed, score_of
 from tests.reporting.run_folders import LENET, write_lines, write_run
 
 
@@ -136,7 +136,7 @@ def test_a_line_and_a_summary_that_are_nested_too_deep_are_left_out(tmp_path: Pa
 def test_writing_a_report_needs_neither_torch_nor_pyplot(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     program = (
-        "import sys; from pathlib import Path; from archlearn.reporting import write_report\n"
+        "import sys; from pathlib import Path; from archlearn_cli.reporting import write_report\n"
         f"write_report([Path({str(folder)!r})], Path({str(tmp_path / 'r.html')!r}))\n"
         "print(sorted({'torch', 'matplotlib.pyplot'} & set(sys.modules)))"
     )

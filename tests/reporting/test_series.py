@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.reporting.figures import width_map
-from archlearn.reporting.formatting import (
+from archlearn_cli.reporting.figures import width_map
+from archlearn_cli.reporting.formatting import (
     format_bytes,
     format_count,
     format_duration,
@@ -14,8 +14,8 @@ from archlearn.reporting.formatting import (
     format_ratio,
     format_short_count,
 )
-from archlearn.reporting.run_reader import RunRecord, read_run
-from archlearn.reporting.series import (
+from archlearn_cli.reporting.run_reader import RunRecord, read_run
+from archlearn_cli.reporting.series import (
     N_BINS,
     count_gates,
     depth_lines,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
+import archlearn_cli as cli
 
 DIGITS = torch.zeros(1, 1, 28, 28)
 
@@ -19,7 +20,7 @@ def keep_(model: nn.Module, **widths: int) -> None:
 
 
 def test_a_chain_prints_as_the_paper_writes_it() -> None:
-    model = al.add_gates(al.models.LeNet(), DIGITS)
+    model = al.add_gates(cli.models.LeNet(), DIGITS)
     found = al.read_architecture(model)
     assert str(found) == "20-50-500-10"
     assert found.widths == (20, 50, 500, 10)
@@ -27,7 +28,7 @@ def test_a_chain_prints_as_the_paper_writes_it() -> None:
 
 
 def test_widths_follow_the_gates() -> None:
-    model = al.add_gates(al.models.LeNet(), DIGITS)
+    model = al.add_gates(cli.models.LeNet(), DIGITS)
     keep_(model, conv1=9, conv2=26, fc1=32)
     found = al.read_architecture(model)
     assert str(found) == "9-26-32-10"
@@ -37,7 +38,7 @@ def test_widths_follow_the_gates() -> None:
 
 
 def test_a_linear_layer_is_gone_where_merging_pays() -> None:
-    model = al.add_gates(al.models.LeNet(), DIGITS)
+    model = al.add_gates(cli.models.LeNet(), DIGITS)
     keep_(model, conv1=9, conv2=26)
     with torch.no_grad():
         al.depth_gates(model)["fc1"].fill_(0.5)
@@ -46,7 +47,7 @@ def test_a_linear_layer_is_gone_where_merging_pays() -> None:
 
 def test_a_linear_layer_stays_where_merging_does_not_pay() -> None:
     """416 · 5 + 5 and 5 · 10 + 10 are fewer than 416 · 10 + 10."""
-    model = al.add_gates(al.models.LeNet(), DIGITS)
+    model = al.add_gates(cli.models.LeNet(), DIGITS)
     keep_(model, conv1=9, conv2=26, fc1=5)
     with torch.no_grad():
         al.depth_gates(model)["fc1"].fill_(0.5)
@@ -54,7 +55,7 @@ def test_a_linear_layer_stays_where_merging_does_not_pay() -> None:
 
 
 def test_a_layer_whose_gates_are_all_closed_keeps_one_channel() -> None:
-    model = al.add_gates(al.models.LeNet(), DIGITS)
+    model = al.add_gates(cli.models.LeNet(), DIGITS)
     keep_(model, conv1=0, fc1=0)
     assert str(al.read_architecture(model)) == "1-50-1-10"
 
@@ -83,7 +84,7 @@ def test_a_graph_prints_by_the_names_of_its_layers() -> None:
 
 
 def test_the_architecture_is_that_of_the_compact_model() -> None:
-    model = al.add_gates(al.models.LeNet(), DIGITS)
+    model = al.add_gates(cli.models.LeNet(), DIGITS)
     keep_(model, conv1=3, conv2=4, fc1=6)
     small = al.compact(model)
     sizes = [small.conv1.out_channels, small.conv2.out_channels, small.fc1.out_features, 10]
@@ -99,4 +100,4 @@ def test_gates_placed_by_hand_need_inputs() -> None:
 
 def test_a_model_without_gates_is_refused() -> None:
     with pytest.raises(al.InputError, match="has no gates; call add_gates on it first"):
-        al.read_architecture(al.models.LeNet(), DIGITS)
+        al.read_architecture(cli.models.LeNet(), DIGITS)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
+import archlearn_cli as cli
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 X = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -67,7 +68,7 @@ def test_the_compact_model_is_the_users_own_class_and_forward() -> None:
 
 
 def test_a_literal_in_forward_does_not_stand_in_the_way() -> None:
-    class Literal(al.models.LeNet):
+    class Literal(cli.models.LeNet):
         def forward(self, x: Tensor) -> Tensor:
             x = F.relu(F.max_pool2d(self.conv1(x), 2))
             x = F.relu(F.max_pool2d(self.conv2(x), 2))

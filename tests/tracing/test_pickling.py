@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
+import archlearn_cli as cli
 
 X = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 
@@ -47,7 +48,7 @@ def assert_same(one: nn.Module, two: nn.Module) -> None:
     assert list(one.state_dict()) == list(two.state_dict())
 
 
-@pytest.mark.parametrize("build", [al.models.LeNet, Modes])
+@pytest.mark.parametrize("build", [cli.models.LeNet, Modes])
 def test_a_gated_model_is_pickled_whole(build: type[nn.Module]) -> None:
     model = gate(build())
     found = pickle.loads(pickle.dumps(model))
@@ -58,7 +59,7 @@ def test_a_gated_model_is_pickled_whole(build: type[nn.Module]) -> None:
     assert_same(al.compact(found), al.compact(model))
 
 
-@pytest.mark.parametrize("build", [al.models.LeNet, Modes])
+@pytest.mark.parametrize("build", [cli.models.LeNet, Modes])
 def test_both_modes_come_back(build: type[nn.Module]) -> None:
     model = gate(build()).train()
     found = pickle.loads(pickle.dumps(model))
@@ -83,7 +84,7 @@ def test_a_loaded_model_is_pickled(tmp_path: Path) -> None:
 
 
 def test_another_process_reads_it(tmp_path: Path) -> None:
-    model = gate(al.models.LeNet())
+    model = gate(cli.models.LeNet())
     torch.save((model, X, model(X)), tmp_path / "model.pt")
     code = (
         "import sys, torch\n"
@@ -103,7 +104,7 @@ def test_a_copy_is_of_the_same_class() -> None:
 
 
 def test_a_model_that_was_on_the_meta_device_is_loaded_whole() -> None:
-    net, x = al.models.LeNet(), torch.randn(2, 1, 28, 28)
+    net, x = cli.models.LeNet(), torch.randn(2, 1, 28, 28)
     model, strengths = al.add_gates(net, x), al.Strengths.from_width_cost(1e-3)
     empty = al.add_gates(net, x).to("meta").to_empty(device="cpu")
     for buffer in empty.buffers():

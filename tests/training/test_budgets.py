@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import archlearn as al
-from archlearn.training import (
+from archlearn_cli.training import (
     Audience,
     GateSettings,
     RunSettings,
@@ -20,7 +20,7 @@ from archlearn.training import (
     override,
     resume,
 )
-from archlearn.training.run_setup import (
+from archlearn_cli.training.run_setup import (
     count_cuts,
     cut_to_budget_,
     read_schedule,

@@ -36,7 +36,7 @@ def test_two_processes_learn_what_one_learns(photos: Path) -> None:
     # Dropout draws differ from process to process, so it is switched off for the comparison.
     (photos / "still.py").write_text(
         "from torch import nn\n"
-        "from archlearn.models.caffenet import CaffeNet\n"
+        "from archlearn_cli.models.caffenet import CaffeNet\n"
         "def build(input_shape, n_outputs):\n"
         "    net = CaffeNet(side=input_shape[1], n_outputs=n_outputs, factor=0.04)\n"
         "    net.drop6, net.drop7 = nn.Identity(), nn.Identity()\n"

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from archlearn.data import no_progress
 from archlearn.gating.gate_container import LEFT_OUT, STANDING
-from archlearn.training import RunSettings, Session, learn, override, prepare
-from archlearn.training.checkpoint import collect_tensors, order_of_epoch, read_checkpoint
-from archlearn.training.cuda_graph import CapturedStepper
-from archlearn.training.train_step import EagerStepper
+from archlearn_cli.data import no_progress
+from archlearn_cli.training import RunSettings, Session, learn, override, prepare
+from archlearn_cli.training.checkpoint import collect_tensors, order_of_epoch, read_checkpoint
+from archlearn_cli.training.cuda_graph import CapturedStepper
+from archlearn_cli.training.train_step import EagerStepper
 from tests.run_files import GATES, METRICS, read_lines
 
 pytestmark = [

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from archlearn import CheckpointError
-from archlearn.training import read_checkpoint
-from archlearn.training.checkpoint import (
+from archlearn_cli.training import read_checkpoint
+from archlearn_cli.training.checkpoint import (
     Position,
     capture_random_states,
     order_of_epoch,
@@ -24,7 +24,7 @@ from archlearn.training.checkpoint import (
     seed_everything,
     write_checkpoint,
 )
-from archlearn.training.train_step import Optimisers
+from archlearn_cli.training.train_step import Optimisers
 from benchmarks.hostile_files import build_checkpoint, nest
 from tests.run_files import CONFIG, LATEST, PREVIOUS
 
@@ -92,7 +92,7 @@ def test_nothing_is_loaded_when_all_are_torn(tmp_path: Path) -> None:
 _WRITER = """
 import sys, torch
 from pathlib import Path
-from archlearn.training.checkpoint import Position, write_checkpoint
+from archlearn_cli.training.checkpoint import Position, write_checkpoint
 for number in range(1, 10**9):
     tensor = torch.full((200_000,), float(number))
     write_checkpoint(Path(sys.argv[1]), Position(epoch=number), {"model/a": tensor})
@@ -158,8 +158,8 @@ def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     script = (
         "import resource, sys, torch\n"
         "from pathlib import Path\n"
-        "from archlearn.training.checkpoint import Position, write_checkpoint\n"
-        "from archlearn.training.run_directory import explaining_full_disks\n"
+        "from archlearn_cli.training.checkpoint import Position, write_checkpoint\n"
+        "from archlearn_cli.training.run_directory import explaining_full_disks\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "folder = Path(sys.argv[1])\n"
         "with explaining_full_disks(folder):\n"

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from archlearn.data import Dataset, Examples, Split, build_dataset
-from archlearn.training import RunSettings, override
-from archlearn.training.defaults import (
+from archlearn_cli.data import Dataset, Examples, Split, build_dataset
+from archlearn_cli.training import RunSettings, override
+from archlearn_cli.training.defaults import (
     COST_OF_ALL_NEURONS,
     TRAVEL,
     count_steps,

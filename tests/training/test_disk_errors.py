@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from archlearn import RunStoppedError, SettingsError
-from archlearn.training.run_directory import explaining_full_disks, writing
+from archlearn_cli.training.run_directory import explaining_full_disks, writing
 from tests.run_files import CONFIG
 
 

@@ -15,10 +15,10 @@ from torch import nn
 
 import archlearn as al
 from archlearn import RunInterruptedError
-from archlearn.cli.display import describe_run_start
-from archlearn.data import no_progress
-from archlearn.models import CaffeNet
-from archlearn.training import (
+from archlearn_cli.commands.display import describe_run_start
+from archlearn_cli.data import no_progress
+from archlearn_cli.models import CaffeNet
+from archlearn_cli.training import (
     Audience,
     GateSettings,
     HardwareSettings,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import archlearn as al
+import archlearn_cli as cli
 from benchmarks.torchvision_import import import_models
 from tests.cli.commands import exit_code
 from tests.run_files import METRICS, read_lines
@@ -28,15 +29,15 @@ def read_csv(folder: Path) -> list[dict[str, str]]:
 
 def go_on(kind: Any, folder: Path, rows: list[dict[str, Any]]) -> None:
     """Log what a run logs that was stopped in its third epoch and goes on."""
-    logger = al.training.EpochLogger(kind)
+    logger = cli.training.EpochLogger(kind)
     kept, again = rows[:-1], rows[-1]
     (folder / METRICS).write_text("".join(f"{json.dumps(row)}\n" for row in kept))
-    start = al.training.RunStart(
-        folder=folder, settings=al.training.RunSettings(), network="", data_source="",
+    start = cli.training.RunStart(
+        folder=folder, settings=cli.training.RunSettings(), network="", data_source="",
         architecture="", parameters=1, widths={}, n_steps=9, first_epoch=2, first_step=6,
     )  # fmt: skip
     logger.started(start)
-    logger.epoch_ended(al.training.EpochEnd(row=again, seconds_left=0.0))
+    logger.epoch_ended(cli.training.EpochEnd(row=again, seconds_left=0.0))
     logger.finished({})
 
 
@@ -88,4 +89,4 @@ def test_wandb_is_written_offline_and_goes_on_under_its_id(tmp_path: Path) -> No
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("archlearn.errors.find_spec", lambda name: None)
     with pytest.raises(al.InputError, match=r"--logger wandb needs wandb, .*'archlearn\[wandb\]'"):
-        al.training.EpochLogger("wandb")
+        cli.training.EpochLogger("wandb")

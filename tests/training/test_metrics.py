@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.training.metrics import GateMonitor, count_memory, read_gates
+from archlearn_cli.training.metrics import GateMonitor, count_memory, read_gates
 
 X = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
 

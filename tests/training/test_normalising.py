@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import archlearn as al
+import archlearn_cli as cli
 from archlearn import SettingsError
 from tests.cli.commands import run_here
 from tests.run_files import COMPACT, SUMMARY
@@ -35,22 +35,22 @@ def test_images_are_normalised_as_imagenet_is(
 ) -> None:
     (tmp_path / "colours_here.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
-    settings = al.training.RunSettings(data="colours_here:build", normalise="imagenet")
-    dataset = al.training.load_dataset(settings, al.data.no_progress)
+    settings = cli.training.RunSettings(data="colours_here:build", normalise="imagenet")
+    dataset = cli.training.load_dataset(settings, cli.data.no_progress)
     images = dataset.train.inputs
     mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
     expected = (images / 255 - mean) / std
-    torch.testing.assert_close(al.training.objective_of(dataset).inputs(images), expected)
-    own = al.training.load_dataset(
-        al.training.RunSettings(data="colours_here:build"), al.data.no_progress
+    torch.testing.assert_close(cli.training.objective_of(dataset).inputs(images), expected)
+    own = cli.training.load_dataset(
+        cli.training.RunSettings(data="colours_here:build"), cli.data.no_progress
     )
-    assert al.training.objective_of(own).inputs(images).mean().abs() < 1e-3 < expected.mean().abs()
+    assert cli.training.objective_of(own).inputs(images).mean().abs() < 1e-3 < expected.mean().abs()
 
 
 def test_images_of_one_colour_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"normalise imagenet .* three colours.*\(1, 8, 8\)"):
-        al.training.load_dataset(
-            al.training.RunSettings(data="digits", normalise="imagenet"), al.data.no_progress
+        cli.training.load_dataset(
+            cli.training.RunSettings(data="digits", normalise="imagenet"), cli.data.no_progress
         )
 
 
@@ -60,7 +60,7 @@ def test_run_keeps_its_normalisation_and_a_file_is_measured_with_it(
     (tmp_path / "colours.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
     run = tmp_path / "a"
-    al.training.learn(al.training.override(al.training.RunSettings(), ASKED), run)
+    cli.training.learn(cli.training.override(cli.training.RunSettings(), ASKED), run)
     summary = json.loads((run / SUMMARY).read_text())
     assert summary["normalisation"]["mean"] == pytest.approx(MEAN)
     assert summary["normalisation"]["std"] == pytest.approx(STD)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import archlearn as al
-from archlearn.data import Dataset, Examples, Split, build_dataset
-from archlearn.training.settings import RunSettings
+import archlearn_cli as cli
+from archlearn_cli.data import Dataset, Examples, Split, build_dataset
+from archlearn_cli.training.settings import RunSettings
 from benchmarks import rivals
 
 
@@ -27,13 +28,13 @@ def test_a_rival_that_learns_sparsely_ends_at_half_of_the_multiply_adds(
     monkeypatch.setattr(rivals, "load_dataset", lambda *_: data)
     settings = RunSettings(model="resnet20", epochs=1, batch_size=10)
     network = rivals.KINDS[kind](settings, Path())
-    whole = al.models.build_network("resnet20", rivals.EXAMPLE[1:], 10)
+    whole = cli.models.build_network("resnet20", rivals.EXAMPLE[1:], 10)
     costs = [al.count_costs(n, torch.zeros(rivals.EXAMPLE)).multiply_adds for n in (network, whole)]
     assert 0.49 * costs[1] <= costs[0] <= 0.5 * costs[1]
 
 
 def test_values_of_layers_that_write_a_channel_are_summed_by_gate() -> None:
-    network = al.models.build_network("resnet20", rivals.EXAMPLE[1:], 10)
+    network = cli.models.build_network("resnet20", rivals.EXAMPLE[1:], 10)
     model = al.add_gates(network, torch.randn(rivals.EXAMPLE), learn={"*": al.Learn.WIDTH})
     norms = {n: m for n, m in network.named_modules() if isinstance(m, torch.nn.BatchNorm2d)}
     sums = rivals._sum_by_gate(model, {n: torch.ones(m.num_features) for n, m in norms.items()})

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from archlearn import RunInterruptedError, SettingsError
-from archlearn.training import (
+from archlearn_cli.training import (
     Audience,
     RunSettings,
     SilentCallback,
@@ -17,7 +17,7 @@ from archlearn.training import (
     read_checkpoint,
     resume,
 )
-from archlearn.training.trainer import TrainingLoop
+from archlearn_cli.training.trainer import TrainingLoop
 from tests.run_files import COMPACT, GATES, METRICS, read_lines
 
 ASKED = {

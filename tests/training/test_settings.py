@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from archlearn import SettingsError
-from archlearn.training import (
+from archlearn_cli.training import (
     GateSettings,
     OptimiserSettings,
     RecordSettings,
@@ -15,7 +15,7 @@ from archlearn.training import (
     learn,
     override,
 )
-from archlearn.training.settings import (
+from archlearn_cli.training.settings import (
     changed_fixed,
     check_ranges,
     flat_settings,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import archlearn as al
+import archlearn_cli as cli
 from archlearn import RunInterruptedError
 from tests.run_files import COMPACT, GATES, METRICS, read_lines
 from tests.training.test_run import Impatient
@@ -26,7 +26,7 @@ ASKED = {
 
 def run(folder: Path, **given: Any) -> dict[str, Any]:
     return dict(
-        al.training.learn(al.training.override(al.training.RunSettings(), ASKED | given), folder)
+        cli.training.learn(cli.training.override(cli.training.RunSettings(), ASKED | given), folder)
     )
 
 
@@ -63,14 +63,14 @@ def test_a_run_is_the_same_with_and_without_shrinking(whole: Path, tmp_path: Pat
 
 
 def test_the_report_tells_when_channels_were_cut_out(whole: Path, tmp_path: Path) -> None:
-    page = al.reporting.write_report([whole], tmp_path / "report.html").read_text()
+    page = cli.reporting.write_report([whole], tmp_path / "report.html").read_text()
     assert "Channels cut out" in page
     assert "multiply-adds in training" in page
 
 
 def assert_same_end(whole: Path, folder: Path) -> None:
     """Compare weights, gates, optimisers, random states, gates over time and the compact model."""
-    expected, ended = al.training.read_checkpoint(whole), al.training.read_checkpoint(folder)
+    expected, ended = cli.training.read_checkpoint(whole), cli.training.read_checkpoint(folder)
     assert expected is not None
     assert ended is not None
     assert expected[1].keys() == ended[1].keys()
@@ -86,12 +86,12 @@ def test_resumed_before_between_and_after_cuts_it_ends_the_same(
 ) -> None:
     folder = tmp_path / "a"
     with pytest.raises(RunInterruptedError):
-        al.training.learn(
-            al.training.override(al.training.RunSettings(), ASKED),
+        cli.training.learn(
+            cli.training.override(cli.training.RunSettings(), ASKED),
             folder,
-            al.training.Audience(observer=Impatient(at_step)),
+            cli.training.Audience(observer=Impatient(at_step)),
         )
-    al.training.resume(folder)
+    cli.training.resume(folder)
     assert_same_end(whole, folder)
 
 
@@ -128,5 +128,5 @@ def test_killed_during_a_cut_and_resumed_it_ends_the_same(
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    al.training.resume(tmp_path / "a")
+    cli.training.resume(tmp_path / "a")
     assert_same_end(whole, tmp_path / "a")

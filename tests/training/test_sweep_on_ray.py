@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from archlearn.errors import InputError, RunStoppedError
-from archlearn.training import RunSettings
-from archlearn.training.settings import override
-from archlearn.training.sweep import SweepRun, list_runs, read_summary, run_sweep
+from archlearn_cli.training import RunSettings
+from archlearn_cli.training.settings import override
+from archlearn_cli.training.sweep import SweepRun, list_runs, read_summary, run_sweep
 from tests.cli.commands import exit_code, without_times
 from tests.run_files import LATEST, METRICS, read_lines
 

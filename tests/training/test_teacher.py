@@ -10,24 +10,25 @@ import pytest
 import torch
 
 import archlearn as al
+import archlearn_cli as cli
 from archlearn import RunInterruptedError, SettingsError
 from tests.run_files import COMPACT, METRICS
 
-QUIET = al.training.Audience(observer=al.training.SilentCallback(), command="test")
-PLAIN = al.training.RunSettings(
+QUIET = cli.training.Audience(observer=cli.training.SilentCallback(), command="test")
+PLAIN = cli.training.RunSettings(
     model="mlp:32",
     data="digits",
     epochs=12,
-    hardware=al.training.HardwareSettings(accelerator="cpu"),
-    gates=al.training.GateSettings(learn="nothing"),
+    hardware=cli.training.HardwareSettings(accelerator="cpu"),
+    gates=cli.training.GateSettings(learn="nothing"),
 )
-LEARNT = replace(PLAIN, epochs=6, gates=al.training.GateSettings(budget=("parameters=60%",)))
+LEARNT = replace(PLAIN, epochs=6, gates=cli.training.GateSettings(budget=("parameters=60%",)))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("trained") / "run"
-    al.training.learn(PLAIN, folder, QUIET)
+    cli.training.learn(PLAIN, folder, QUIET)
     return str(folder / COMPACT)
 
 
@@ -37,9 +38,9 @@ def train_loss(folder: Path) -> float:
 
 def test_the_original_teaches_and_is_the_same_as_its_own_file(trained: str, tmp_path: Path) -> None:
     asked = replace(LEARNT, start_from=trained, teacher="original")
-    al.training.learn(asked, tmp_path / "original", QUIET)
-    al.training.learn(replace(asked, teacher=trained), tmp_path / "file", QUIET)
-    al.training.learn(replace(asked, teacher=None), tmp_path / "none", QUIET)
+    cli.training.learn(asked, tmp_path / "original", QUIET)
+    cli.training.learn(replace(asked, teacher=trained), tmp_path / "file", QUIET)
+    cli.training.learn(replace(asked, teacher=None), tmp_path / "none", QUIET)
     assert train_loss(tmp_path / "original") == train_loss(tmp_path / "file")
     assert train_loss(tmp_path / "original") != train_loss(tmp_path / "none")
     small, taught, original = (
@@ -55,7 +56,7 @@ def test_the_original_teaches_and_is_the_same_as_its_own_file(trained: str, tmp_
         assert al.distill(taught(x), original(x)) < al.distill(small(x), original(x))
 
 
-class StopsAt(al.training.SilentCallback):
+class StopsAt(cli.training.SilentCallback):
     """Asks the run to stop, as Ctrl-C does, at a step."""
 
     def __init__(self, step: int) -> None:
@@ -68,18 +69,18 @@ class StopsAt(al.training.SilentCallback):
 
 def test_a_resumed_run_goes_on_with_its_teacher(trained: str, tmp_path: Path) -> None:
     asked = replace(LEARNT, start_from=trained, teacher="original")
-    al.training.learn(asked, tmp_path / "whole", QUIET)
+    cli.training.learn(asked, tmp_path / "whole", QUIET)
     with pytest.raises(RunInterruptedError):
-        al.training.learn(asked, tmp_path / "cut", replace(QUIET, observer=StopsAt(20)))
-    al.training.resume(tmp_path / "cut", audience=QUIET)
+        cli.training.learn(asked, tmp_path / "cut", replace(QUIET, observer=StopsAt(20)))
+    cli.training.resume(tmp_path / "cut", audience=QUIET)
     assert train_loss(tmp_path / "cut") == train_loss(tmp_path / "whole")
 
 
 def test_fresh_weights_and_numbers_teach_nothing(trained: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--teacher original was given, but the run starts"):
-        al.training.learn(replace(LEARNT, teacher="original"), tmp_path / "a", QUIET)
+        cli.training.learn(replace(LEARNT, teacher="original"), tmp_path / "a", QUIET)
     asked = replace(LEARNT, data="diabetes", teacher=trained)
     with pytest.raises(SettingsError, match="has numbers to predict"):
-        al.training.learn(asked, tmp_path / "b", QUIET)
+        cli.training.learn(asked, tmp_path / "b", QUIET)
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "b").exists()

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.data import no_progress
-from archlearn.training import OptimiserSettings, RunSettings, Session, override, prepare
-from archlearn.training.checkpoint import collect_tensors, order_of_epoch
-from archlearn.training.cuda_graph import DeviceStep, _give_back, _state, largest_divisor
-from archlearn.training.defaults import Schedule
-from archlearn.training.train_step import (
+from archlearn_cli.data import no_progress
+from archlearn_cli.training import OptimiserSettings, RunSettings, Session, override, prepare
+from archlearn_cli.training.checkpoint import collect_tensors, order_of_epoch
+from archlearn_cli.training.cuda_graph import DeviceStep, _give_back, _state, largest_divisor
+from archlearn_cli.training.defaults import Schedule
+from archlearn_cli.training.train_step import (
     clip_gradients_,
     cut_evenly,
     make_optimisers,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import archlearn as al
+import archlearn_cli as cli
 from archlearn import SettingsError
 from tests.cli.commands import exit_code
 from tests.run_files import METRICS, SUMMARY, read_lines
@@ -35,7 +35,7 @@ def call(*words: str) -> object:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run that set nothing apart."""
     folder = tmp_path_factory.mktemp("run") / "a"
-    al.training.learn(al.training.override(al.training.RunSettings(), ASKED), folder)
+    cli.training.learn(cli.training.override(cli.training.RunSettings(), ASKED), folder)
     return folder
 
 
@@ -60,17 +60,17 @@ def test_run_says_that_it_is_measured_at_the_end_only(
 
 def test_all_train_examples_are_learnt_from(tmp_path: Path) -> None:
     every = ASKED | {"limit": 5000, "epochs": 1, "batch_size": 1438}
-    al.training.learn(al.training.override(al.training.RunSettings(), every), tmp_path / "a")
+    cli.training.learn(cli.training.override(cli.training.RunSettings(), every), tmp_path / "a")
     assert json.loads((tmp_path / "a" / SUMMARY).read_text())["steps"] == 1
     with pytest.raises(SettingsError, match=r"1437 \(train examples\)"):
-        al.training.learn(
-            al.training.override(al.training.RunSettings(), every | {"validation": 0.001}),
+        cli.training.learn(
+            cli.training.override(cli.training.RunSettings(), every | {"validation": 0.001}),
             tmp_path / "b",
         )
 
 
 def test_report_says_so_and_leaves_the_figure_out(folder: Path, tmp_path: Path) -> None:
-    page = al.reporting.write_report([folder], tmp_path / "page.html").read_text()
+    page = cli.reporting.write_report([folder], tmp_path / "page.html").read_text()
     assert "no validation part" in page
     assert "On validation data." not in page
 

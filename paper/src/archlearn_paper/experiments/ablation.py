@@ -1,0 +1,143 @@
+"""Ablation of the paper's own recipe: one setting changed at a time, on LeNet and an MLP."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from archlearn_cli.training.settings import RunSettings
+from archlearn_paper.experiment import (
+    Check,
+    Derived,
+    Experiment,
+    FinishedRun,
+    ResultTable,
+    Row,
+    Run,
+    Scale,
+    check_at_least,
+    group,
+    summarise_rows,
+)
+from archlearn_paper.experiments.table_1 import compare_by_seed
+from archlearn_paper.recipes import choose_gate_rate, learn_architecture
+from archlearn_paper.tables import (
+    NOTHING,
+    Column,
+    counts_in,
+    make_table,
+    names_in,
+    spread_in,
+)
+
+_MODELS = ("lenet", "mlp:300-100")
+_EPOCHS = 30
+BASE = "the recipe"
+_COST = 8e-4
+"""Lambda 3."""
+CHANGES: Mapping[str, Mapping[str, Any]] = {
+    BASE: {},
+    "gates start at 0.51 instead of 0.55": {"width_start": 0.51},
+    "gates start at 0.75": {"width_start": 0.75},
+    "a quarter of the gate rate": {"gate_rate": 0.25},
+    "four times the gate rate": {"gate_rate": 4.0},
+    "gates start after 20 % of the run instead of 4 %": {"start_after": 0.2},
+    "gates stand still for the last 20 % instead of 60 %": {"freeze_for": 0.2},
+    "price by parameters instead of neurons": {"price": "parameters"},
+    "price by multiply-adds": {"price": "multiply_adds"},
+    "depth strengths a tenth of the width ones (the paper's)": {"depth_share": 0.1},
+    "λ3 = 0.2 λ1 instead of 0.4 λ1": {"ratio": 0.2},
+    "half of λ3": {"cost": _COST / 2},
+}
+"""Gate rates are factors of the one that the recipe derives from cost and steps."""
+_KEEPS_MORE = ("λ3 = 0.2 λ1 instead of 0.4 λ1", "half of λ3")
+"""The contrasts of strengths that the paper has; it says that both keep more neurons."""
+
+
+def name_change(model: str, change: str) -> str:
+    """Return the name of the row of a change."""
+    return f"{model}: {change}"
+
+
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
+    scale = scale.shorten(_EPOCHS, 3)
+    changes = [BASE, *scale.pick([name for name in CHANGES if name != BASE])]
+    return [
+        Run(
+            row=name_change(model, change),
+            settings=change_recipe(scale, seed, model, change),
+            finish_compact=True,
+        )
+        for model in _MODELS
+        for change in changes
+        for seed in scale.seeds
+    ]
+
+
+def change_recipe(scale: Scale, seed: int, model: str, change: str) -> RunSettings:
+    """Return the recipe with one thing changed; the gate rate stays unless it is that thing."""
+    given: dict[str, Any] = {"cost": _COST, "learn": "all", "model": model, **CHANGES[change]}
+    rate = choose_gate_rate(scale, _COST) * given.pop("gate_rate", 1.0)
+    return learn_architecture(scale, seed, gate_rate=rate, **given)
+
+
+def _derive(rows: Sequence[Row]) -> dict[str, Any]:
+    groups = group(rows)
+    changes = [
+        {
+            "model": model,
+            "change": change,
+            **summarise_rows(members),
+            "points": compare_by_seed(members, base),
+            "more_neurons": compare_by_seed(members, base, lambda row: row.n_neurons),
+        }
+        for model in _MODELS
+        for base in [groups.get(name_change(model, BASE), [])]
+        for change in CHANGES
+        if (members := groups.get(name_change(model, change)))
+    ]
+    return {"changes": changes}
+
+
+def _check(derived: Derived) -> list[Check]:
+    return [
+        check_at_least(
+            f"{found['model']}, {found['change']}: more neurons than the recipe, seed by seed",
+            found["more_neurons"],
+            1,
+            unit=" neurons",
+            digits=1,
+        )
+        for found in derived["changes"]
+        if found["change"] in _KEEPS_MORE
+    ]
+
+
+def _tabulate(derived: Derived) -> list[ResultTable]:
+    changes = derived["changes"]
+    contrasts = [found for found in changes if found["change"] in (BASE, *_KEEPS_MORE)]
+    others = [found for found in changes if found["change"] not in _KEEPS_MORE]
+    neurons, points = spread_in("more_neurons", 1, error=True), spread_in("points", error=True)
+    columns: list[Column] = [
+        ("network", "{model}"),
+        ("changed", "{change}"),
+        ("architectures", names_in("architectures")),
+        ("parameters", counts_in("parameters")),
+        ("accuracy %", spread_in("accuracy")),
+        (
+            "neurons more than the recipe, seed by seed",
+            lambda found: NOTHING if found["change"] == BASE else neurons(found),
+        ),
+        ("points above it", lambda found: NOTHING if found["change"] == BASE else points(found)),
+    ]
+    return [
+        make_table(contrasts, columns, "The strengths, as the paper contrasts them."),
+        make_table(others, columns, "Everything else, one thing at a time."),
+    ]
+
+
+EXPERIMENT = Experiment(
+    stages=(_learn_rows,),
+    derive=_derive,
+    check=_check,
+    tabulate=_tabulate,
+    n_seeds=3,
+)

@@ -1,0 +1,342 @@
+"""Run an experiment: make the runs that are missing, keep what came of them."""
+
+import datetime
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TextIO
+
+from torch import nn
+
+from archlearn.errors import DataError, RunInterruptedError, SettingsError
+from archlearn.serialization import save
+from archlearn_cli.data.dataset_registry import load_examples
+from archlearn_cli.training.hardware import describe_hardware, describe_versions, start_fabric
+from archlearn_cli.training.run_directory import check_writable
+from archlearn_cli.training.settings import HardwareSettings, to_table
+from archlearn_paper.evaluation import evaluate_run
+from archlearn_paper.experiment import (
+    QUICK,
+    Experiment,
+    FinishedRun,
+    MissingModelError,
+    Row,
+    Run,
+    Scale,
+    Stage,
+)
+from archlearn_paper.initial_networks import start_runs
+from archlearn_paper.parallel_runs import SIDE_BY_SIDE, train_side_by_side
+from archlearn_paper.results import (
+    Results,
+    find_commit,
+    model_path,
+    read_results,
+    results_path,
+    write_results,
+)
+
+_LENGTH = 16
+# Settings that came after the first results: as these they change nothing, and do not count.
+_ADDED_LATER = {"normalise": "data", "multiple_of": 1}
+
+
+def run_key(work: Run) -> str:
+    """Return a text that is the same for the same row, settings and origin, and no others.
+
+    What is done after an epoch counts by its `repr`, the network that a run starts from by where it
+    comes from. Where and how fast the arithmetic is done does not count, nor does the code.
+    """
+    settings = to_table(work.settings)
+    settings.pop("hardware", None)
+    settings.pop("record", None)
+    for name, value in _ADDED_LATER.items():
+        for table in (settings, settings["gates"]):
+            if table.get(name) == value:
+                del table[name]
+    asked: list[Any] = [work.row, settings]
+    if work.is_trained:
+        asked += [repr(work.after_epoch), work.finish_compact]
+    if work.origin is not None:
+        parent = work.origin.parent
+        asked += [work.origin.how, parent and parent.row.asked]
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    return f"{'trained' if work.is_trained else 'measured'}-{digest[:_LENGTH]}"
+
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class ProgressLines:
+    """Writes a line for each run that has ended, and now and then how far the others are."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._started = self._said = time.monotonic()
+
+    def began(self, n_runs: int, n_known: int) -> None:
+        """Say what is to be done."""
+        self._started = self._said = time.monotonic()
+        known = f", {n_known} are there already" if n_known else ""
+        if n_runs or n_known:
+            self._write(f"{n_runs} runs to make{known}")
+
+    def advanced(self, done: int, of: int) -> None:
+        """Say how far the runs are, not too often."""
+        now = time.monotonic()
+        if now - self._said < _SECONDS_BETWEEN_LINES:
+            return
+        self._said = now
+        left = (now - self._started) / done * (of - done)
+        self._write(f"  {done / of:4.0%} of the epochs, {left:.0f} s left")
+
+    def finished(self, row: Row) -> None:
+        """Say what a run came to."""
+        self._said = time.monotonic()
+        self._write(
+            f"  {row.row}, seed {row.seed}: {row.architecture}, {row.parameters:,} parameters, "
+            f"test {row.accuracy:.2f} %"
+        )
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRequest:
+    """What is to be carried out, and where to: results into a folder, models below it.
+
+    Attributes:
+        includes: Whether rows of a name are among those that are asked for.
+        rows: Patterns of the rows that are made now, as "AL*"; others are left for another time.
+        until: Time of `time.monotonic` after which no run begins.
+    """
+
+    experiment: Experiment
+    scale: Scale
+    folder: Path
+    command: str
+    side_by_side: int = SIDE_BY_SIDE
+    force: bool = False
+    includes: Callable[[str], bool] = bool
+    rows: tuple[str, ...] = ("*",)
+    until: float = math.inf
+
+
+def check_earlier(request: RunRequest) -> None:
+    """Refuse to replace earlier results by fewer ones, unless that is asked for.
+
+    Those of the full version, of other data or epochs, and of seeds or rows besides would be lost;
+    the full version may take the place of a quick one.
+    """
+    name = request.experiment.name
+    lost: list[str] = []
+    for unfinished in (False, True):
+        before = read_results(request.folder, name, unfinished=unfinished)
+        if before is not None and not request.force:
+            lost += _list_lost(before, request)
+    if lost:
+        raise SettingsError(
+            f"{results_path(request.folder, name)} holds results that would be lost "
+            f"({', '.join(dict.fromkeys(lost))}); ask for them too, choose another folder "
+            "with --out, or replace them with --force"
+        )
+
+
+def _list_lost(before: Results, request: RunRequest) -> list[str]:
+    """Return what results hold that is not asked for; of a quick version all may go."""
+    scale, is_quick = request.scale, request.scale.name == QUICK.name
+    if before.quick and not is_quick:
+        return []
+    lost = [] if before.quick else ["the full version"] * is_quick
+    held = {"data": _name_data(before.scale.get("data")), "epochs": before.scale.get("epochs")}
+    asked = {"data": _name_data(scale.data), "epochs": scale.epochs}
+    lost += [f"{name} {value}" for name, value in held.items() if value not in (None, asked[name])]
+    lost += [f"seed {seed}" for seed in before.seeds if seed not in scale.seeds]
+    return lost + list(dict.fromkeys(r.row for r in before.rows if not request.includes(r.row)))
+
+
+def _name_data(data: str | None) -> str | None:
+    """Return the name of data; where the images of a known set lie makes no difference."""
+    kind = (data or "").partition(":")[0]
+    return kind if kind == "tiny-imagenet" else data
+
+
+def run_stages(request: RunRequest, callback: ProgressLines) -> Results | None:
+    """Make all runs that are missing and return the results, which are on the disk by then.
+
+    Every finished run is written down at once, so that an interrupted experiment goes on where
+    it was, from the results alone: a model is needed only where a missing run starts from it, and
+    made again if it is gone. A run whose settings have changed since is made again. None is
+    returned where the time was up before all runs were there, or some of them were not to be made.
+    """
+    check_earlier(request)
+    if request.scale.data == "mnist" and load_examples("mnist").name != "mnist":
+        raise DataError(
+            "MNIST could not be had, and results on other digits would not be those of the paper; "
+            "put its four files into the cache or a folder and say --data idx:DIR, or say "
+            "--data digits:28 to run on scikit-learn's"
+        )
+    check_writable(results_path(request.folder, request.experiment.name))
+    try:
+        return _StageRunner(request, callback).run()
+    except KeyboardInterrupt as error:
+        raise RunInterruptedError(
+            f"interrupted; every run that had ended is in {request.folder}, and the same command "
+            "goes on from there"
+        ) from error
+
+
+class _StageRunner:
+    """Keeps what is done while an experiment goes on."""
+
+    def __init__(self, request: RunRequest, callback: ProgressLines) -> None:
+        self._request = request
+        self._callback = callback
+        self._known = _read_known(request)
+        self._commit = find_commit()
+        self._done: list[FinishedRun] = []
+        self._lost: set[str] = set()
+        name = request.experiment.name
+        files = [read_results(request.folder, name, unfinished=each) for each in (False, True)]
+        self._out_of_reach = {key for file in files if file for key in file.out_of_reach}
+        self._unfinished = {row.asked: row for row in (files[1].rows if files[1] else ())}
+        settings = HardwareSettings()
+        # Asked once: it takes longer than writing results does.
+        self._hardware = describe_hardware(start_fabric(settings), settings.precision)
+
+    def run(self) -> Results | None:
+        """Carry out all stages; None if some runs are left for another time."""
+        experiment, whole = self._request.experiment, None
+        while whole is None:
+            self._done = []
+            try:
+                whole = all(self._carry_out(stage) for stage in experiment.stages)
+            except MissingModelError as error:
+                # From the first stage on: what a lost model was made of may be lost, too.
+                self._lost.update(error.args)
+                for key in error.args:
+                    del self._known[key]
+        if not whole:
+            return None
+        derived = experiment.derive([done.row for done in self._done])
+        results = replace(self._results([done.row for done in self._done]), derived=derived)
+        folder = self._request.folder
+        write_results(folder, results)
+        results_path(folder, experiment.name, unfinished=True).unlink(missing_ok=True)
+        return results
+
+    def _carry_out(self, stage: Stage) -> bool:
+        """Make the runs of a stage that are missing; return whether all of them are there."""
+        asked = {run_key(work): work for work in stage(self._request.scale, self._done)}
+        works = {key: work for key, work in asked.items() if key not in self._out_of_reach}
+        missing = {key: work for key, work in works.items() if key not in self._known}
+        patterns = self._request.rows
+        wanted = [
+            work
+            for key, work in missing.items()
+            if key in self._lost or any(fnmatchcase(work.row, pattern) for pattern in patterns)
+        ]
+        self._callback.began(len(wanted), len(works) - len(missing))
+        if not self._make(wanted) or len(wanted) < len(missing):
+            return False
+        lost: list[str] = []
+        for done in [self._known[key] for key in works if key not in self._out_of_reach]:
+            if time.monotonic() > self._request.until:
+                return False
+            try:
+                self._done.append(self._measure(done))
+            except MissingModelError as error:
+                lost += error.args
+        if lost:
+            raise MissingModelError(*lost)
+        return True
+
+    def _make(self, asked: Sequence[Run]) -> bool:
+        """Make runs, and return whether there was time for all of them."""
+        works = start_runs(asked)
+        self._out_of_reach |= {run_key(w) for w in asked} - {run_key(w) for w in works}
+        for work in works:
+            if work.network is not None and not work.is_trained:
+                self._record(evaluate_run(work), work, work.network)
+        runs = [work for work in works if work.is_trained]
+        outcomes = train_side_by_side(
+            runs,
+            on_epoch=self._callback.advanced,
+            side_by_side=self._request.side_by_side,
+            until=self._request.until,
+        )
+        n_ended = 0
+        for work, outcome in zip(runs, outcomes, strict=False):
+            self._record(outcome.row, work, outcome.model)
+            n_ended += 1
+        return n_ended == len(runs)
+
+    def _record(self, row: Row, work: Run, model: nn.Module) -> None:
+        """Write a finished run down, and its model."""
+        experiment = self._request.experiment
+        path = model_path(self._request.folder, experiment.name, row.row, row.seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(model, path)
+        row = replace(
+            row,
+            asked=run_key(work),
+            commit=self._commit,
+            digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+            history=row.history if experiment.keeps_history else (),
+            measured=work.measured,
+        )
+        done = FinishedRun(row=row, path=path)
+        self._write_down(done)
+        self._callback.finished(row)
+        self._measure(done)
+
+    def _write_down(self, done: FinishedRun) -> None:
+        self._known[done.row.asked] = done
+        self._unfinished[done.row.asked] = done.row
+        write_results(self._request.folder, self._results(list(self._unfinished.values())))
+
+    def _measure(self, done: FinishedRun) -> FinishedRun:
+        measure = self._request.experiment.measure
+        found = {} if measure is None or done.row.measured else measure(self._request.scale, done)
+        if not found:
+            return done
+        measured = replace(done, row=replace(done.row, measured=found))
+        self._write_down(measured)
+        return measured
+
+    def _results(self, rows: Sequence[Row]) -> Results:
+        request = self._request
+        times = {(row.seconds, row.epochs) for row in rows}
+        return Results(
+            experiment=request.experiment.name,
+            command=request.command,
+            date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            hardware=self._hardware,
+            versions=describe_versions(),
+            seeds=request.scale.seeds,
+            quick=request.scale.name == "quick",
+            scale=asdict(request.scale),
+            rows=rows,
+            seconds=round(sum(seconds for seconds, _ in times), 1),
+            out_of_reach=sorted(self._out_of_reach),
+        )
+
+
+def _read_known(request: RunRequest) -> dict[str, FinishedRun]:
+    """Return the finished runs of this experiment and of those it borrows from."""
+    known: dict[str, FinishedRun] = {}
+    for name in (*request.experiment.borrows, request.experiment.name):
+        files = [read_results(request.folder, name, unfinished=each) for each in (False, True)]
+        for row in [row for results in files if results for row in results.rows]:
+            path = model_path(request.folder, name, row.row, row.seed)
+            if row.asked in known and not path.is_file():
+                path = known[row.asked].path
+            known[row.asked] = FinishedRun(row=row, path=path)
+    return known

@@ -1,5 +1,0 @@
-"""A run's folder becomes one page that anyone can open: `write_report`."""
-
-from archlearn.reporting.page import write_report
-
-__all__ = ["write_report"]

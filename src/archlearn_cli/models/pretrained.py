@@ -1,0 +1,215 @@
+"""Pretrained weights from files of Caffe, torchvision and this package.
+
+Caffe reads images as blue, green, red from 0 to 255 and takes a mean off each colour. This package
+gives a network red, green, blue. So the first convolution's input channels are turned round when
+Caffe's weights are read, and the mean is given in our order and in parts of 255, with a deviation
+of 1/255: `(x / 255 - mean) / std` is then what Caffe computes. Where BVLC's CaffeNet was trained
+with a mean image, its mean over the pixels is used, as Caffe's own examples do for deployment.
+"""
+
+import copy
+import logging
+import struct
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+from typing import Any, cast
+
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from archlearn.errors import FileError, InputError
+from archlearn.serialization import load
+from archlearn.serialization.file_format import FORMAT, open_safetensors, read_tensor
+from archlearn_cli.models.caffe_import import Blobs, read_caffemodel
+
+_CAFFE_MEAN = (122.67891434 / 255, 116.66876762 / 255, 104.00698793 / 255)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+_STATE_KEYS = ("state_dict", "model_state_dict", "model")
+_PREFIXES = ("module.", "model.")
+_TORCHVISION_KEYS = ("features.0.weight", "classifier.6.bias")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pretrained:
+    """Weights by name, and mean and deviation of the inputs they were learnt on, where known.
+
+    By colour, red first, where bytes count as 0 to 1.
+    """
+
+    state: Mapping[str, Tensor]
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+
+def from_caffe(blobs: Blobs) -> Pretrained:
+    """Return the weights and biases of Caffe's layers as `layer.weight` and `layer.bias`.
+
+    The first layer that reads three channels has them turned round, to red, green, blue. Leading
+    dimensions of size one, which the old form has, go from biases and matrices.
+    """
+    state: dict[str, Tensor] = {}
+    turned = False
+    for layer, found in blobs.items():
+        if len(found) not in (1, 2):
+            raise FileError(
+                f"the layer {layer!r} has {len(found)} blobs; only layers with a weight and a "
+                "bias are read"
+            )
+        weight = found[0]
+        if weight.ndim == 4 and weight.shape[:2] == (1, 1):  # a matrix, in the old form
+            weight = weight.reshape(weight.shape[2:])
+        if not turned and weight.ndim == 4 and weight.shape[1] == 3:
+            weight, turned = weight.flip(1), True
+        state[f"{layer}.weight"] = weight.float()
+        if len(found) == 2:
+            state[f"{layer}.bias"] = found[1].reshape(-1).float()
+    return Pretrained(state=state, mean=_CAFFE_MEAN, std=(1 / 255,) * 3)
+
+
+def strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors without the prefixes that wrappers put in front of every name.
+
+    "module." comes from DataParallel and DDP, "_orig_mod." from torch.compile (also of a part),
+    "model." from LightningModules and training scripts.
+    """
+    stripped = {name.replace("_orig_mod.", ""): value for name, value in state.items()}
+    if len(stripped) != len(state):
+        return dict(state)
+    for prefix in _PREFIXES * 2:  # DDP around a LightningModule, and the other way round
+        if all(name.startswith(prefix) for name in stripped):
+            stripped = {name.removeprefix(prefix): value for name, value in stripped.items()}
+    return stripped
+
+
+def from_state(state: Mapping[str, object]) -> Pretrained:
+    """Return a `state_dict` with torchvision's normalisation where it is of its AlexNet.
+
+    A checkpoint that holds it under "state_dict", "model_state_dict" or "model", as training
+    scripts write it, will do, and names may have the prefixes of wrappers.
+    """
+    tensors: dict[str, Tensor] = {}
+    inner = next((state[key] for key in _STATE_KEYS if isinstance(state.get(key), Mapping)), state)
+    for name, value in cast(Mapping[str, object], inner).items():
+        if not isinstance(value, torch.Tensor):
+            raise FileError(
+                f"{name!r} is a {type(value).__name__} and not a tensor; give a plain state_dict, "
+                "as torch.save(net.state_dict(), path) writes it"
+            )
+        if value.layout is not torch.strided or value.is_complex() or value.is_quantized:
+            raise FileError(
+                f"{name!r} is {value.layout}, {value.dtype}, which no weight here can take; give "
+                "a plain state_dict of dense real numbers"
+            )
+        tensors[str(name)] = value
+    tensors = strip_prefixes(tensors)
+    if all(key in tensors for key in _TORCHVISION_KEYS):
+        return Pretrained(state=tensors, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    return Pretrained(state=tensors)
+
+
+logger = logging.getLogger(__name__)
+_LONGEST = 500
+_PICKLED = (".pth", ".pt", ".bin", ".ckpt")
+_SUFFIXES = (".caffemodel", ".safetensors", *_PICKLED)
+
+
+def read_pretrained(path: Path) -> Pretrained | nn.Module:
+    """Return weights by name, or the network itself where `archlearn.save` wrote the file."""
+    if path.is_dir():
+        raise FileError(
+            f"cannot start from {path}: it is a folder; name a file in it, as that of a run's "
+            "network: compact.safetensors"
+        )
+    if not path.is_file():
+        raise FileError(f"cannot start from {path}: there is no such file")
+    if path.suffix == ".caffemodel":
+        return from_caffe(read_caffemodel(path))
+    if path.suffix == ".safetensors":
+        state = _read_safetensors(path)
+        return load(path) if state is None else from_state(state)
+    if path.suffix in _PICKLED:
+        return from_state(_read_state_dict(path))
+    raise FileError(f"cannot start from {path}: it must end in {', '.join(_SUFFIXES)}")
+
+
+def _read_safetensors(path: Path) -> dict[str, Any] | None:
+    """Return the tensors of a safetensors file, or None if `archlearn.save` wrote it."""
+    try:
+        with open_safetensors(path) as handle:
+            if (handle.metadata() or {}).get("format") == FORMAT:
+                return None
+            return {name: read_tensor(handle, name) for name in handle.keys()}  # noqa: SIM118
+    except (FileError, safetensors.SafetensorError) as error:
+        raise FileError(
+            f"cannot start from {path}: it is truncated, or not a safetensors file of weights "
+            f"({error})"
+        ) from error
+
+
+def _read_state_dict(path: Path) -> dict[str, Any]:
+    _refuse_bomb(path)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # Torch's reader lets through whatever odd bytes make it stumble.
+        raise FileError(
+            f"cannot start from {path}: it is truncated, or holds more than tensors "
+            f"({type(error).__name__}); write it anew with torch.save(net.state_dict(), path)"
+        ) from error
+    if not isinstance(found, dict):
+        raise FileError(
+            f"cannot start from {path}: it holds a {type(found).__name__}; write "
+            "torch.save(net.state_dict(), path)"
+        )
+    return found
+
+
+def _refuse_bomb(path: Path) -> None:
+    """Refuse an archive that unpacks to more than its own size; torch.save compresses nothing."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            n_bytes = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, struct.error):
+        return  # of the older form, or for torch to refuse
+    if n_bytes > path.stat().st_size:
+        raise FileError(
+            f"cannot start from {path}: its {path.stat().st_size:,} bytes unpack to {n_bytes:,}; "
+            "write it anew with torch.save(net.state_dict(), path), which does not compress"
+        )
+
+
+def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> nn.Module:
+    """Return a copy of a network with the weights of another, all of which must fit.
+
+    The last layer stays as it is, with a warning, where only its number of outputs differs.
+    """
+    made = copy.deepcopy(network)
+    own = made.state_dict()
+    names = dict(zip(strip_prefixes(own), own, strict=True))
+    given = {names.get(n, n): value for n, value in strip_prefixes(pretrained.state).items()}
+    fresh = {  # of the last layer, which differs only in the number of outputs
+        name: own[name]
+        for name in sorted(own.keys() & given.keys())
+        if own[name].shape != given[name].shape
+        and own[name].shape[:1] == (n_outputs,)
+        and own[name].shape[1:] == given[name].shape[1:]
+    }
+    try:
+        made.load_state_dict(given | fresh)
+    except RuntimeError as error:
+        told = " ".join(str(error).split()).partition(": ")[2]
+        raise InputError(
+            f"the pretrained weights are of another network: {shorten(told, _LONGEST)} "
+            "(choose the model and input size that they are of: --model caffenet for BVLC's, "
+            "--model alexnet for torchvision's)"
+        ) from error
+    if fresh:
+        logger.warning(
+            "the pretrained network has other outputs than these data: %s start afresh",
+            " and ".join(fresh),
+        )
+    return made
