@@ -390,7 +390,6 @@ def test_arguments_that_change_nothing_pass_and_others_are_refused_by_name() -> 
         {"use_cache": True},
         {"output_hidden_states": True},
         {"return_dict": False},
-        {"position_ids": tokens()},
         {"logits_to_keep": 1},
         {"labels": tokens()},
         {"nonsense": 3},

@@ -46,6 +46,7 @@ from archlearn.tracing.generated_forward import (
     without_graph_module,
 )
 from archlearn.tracing.module_state import check_weights
+from archlearn.tracing.position_ids import with_position_ids
 from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf
 from archlearn.tracing.trace_context import frozen, without_autocast
@@ -158,7 +159,7 @@ def trace_copy(
     are those of `select_sites`.
     """
     check_numbers(list_tensors(net))
-    inputs = with_attention_mask(net, inputs)
+    inputs = with_position_ids(net, with_attention_mask(net, inputs))
     try:
         copied, learnable = _follow_and_check(net, inputs, learn, leaves, **options)
     except TracingError as error:

@@ -22,6 +22,7 @@ from archlearn.tracing.example_inputs import (
     check_keywords,
     check_kind,
     ones_if_left_out,
+    positions_if_left_out,
 )
 
 Operation = Callable[..., Any]
@@ -73,6 +74,7 @@ def all_operations() -> dict[str, Operation]:
         "archlearn.check_given": check_given,
         "archlearn.check_keywords": check_keywords,
         "archlearn.ones_if_left_out": ones_if_left_out,
+        "archlearn.positions_if_left_out": positions_if_left_out,
     }
     own = {call: f for call, f in saved_calls("archlearn").items() if not isinstance(f, type)}
     return listed | own | saved_calls("operator", "math", *TORCH_HOMES)

@@ -2,7 +2,7 @@
 
 import inspect as python_inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,11 +19,13 @@ class ExampleInputs:
 
     Attributes:
         are_real: Whether the model runs on them; stand-ins only say which arguments there are.
+        may_count_positions: Whether `position_ids`, left out, are 0, 1, 2, ... in every row.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     are_real: bool = True
+    may_count_positions: bool = False
 
     @classmethod
     def of(cls, example_inputs: object) -> "ExampleInputs":
@@ -50,7 +52,7 @@ class ExampleInputs:
     def map(self, change: Callable[[Tensor], Any]) -> "ExampleInputs":
         """Return the same inputs with every tensor changed."""
         args, kwargs = tree_map_only(Tensor, change, (self.args, self.kwargs))
-        return ExampleInputs(args, kwargs, self.are_real)
+        return replace(self, args=args, kwargs=kwargs)
 
     def to(self, *args: Any, floating_only: bool = False) -> "ExampleInputs":
         """Return the same inputs with every tensor (or every floating one) moved."""
@@ -241,6 +243,26 @@ def check_given(given: Any, name: str) -> None:
 def ones_if_left_out(mask: Tensor | None, tokens: Tensor) -> Tensor:
     """Return an attention mask, or one that hides no token."""
     return torch.ones_like(tokens) if mask is None else mask
+
+
+def positions_if_left_out(
+    positions: Tensor | None, tokens: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Return `position_ids`, or 0, 1, 2, ... in every row.
+
+    Raises:
+        InputError: If positions start again within a row and there is no mask: transformers takes
+            such a row for several sequences, and hides them from each other.
+    """
+    if positions is None:
+        return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+    is_exported = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if mask is None and not is_exported and bool((positions.diff(dim=-1) != 1).any()):
+        raise InputError(
+            "position_ids start again within a row: packed sequences are not followed; give "
+            "attention_mask as well, or one sequence a row"
+        )
+    return positions.expand(tokens.shape)
 
 
 def check_kind(given: Any, fixed: Any, name: str) -> None:

@@ -30,6 +30,7 @@ from archlearn.tracing.example_inputs import (
     further_keywords,
     is_plain,
     ones_if_left_out,
+    positions_if_left_out,
 )
 from archlearn.tracing.fx_utils import (
     BLOCK_CALLS,
@@ -445,10 +446,13 @@ class ArchTracer(fx.Tracer):
                 checked = (*checked, default)
             self.create_proxy("call_function", check_argument, checked, {})
             return argument.value
-        if name == "attention_mask" and argument.is_optional and is_pretrained(self.root):
-            tokens = traced.get("input_ids")
-            if argument.value.dim() == 2 and isinstance(tokens, fx.Proxy):
+        tokens = traced.get("input_ids")
+        if argument.is_optional and is_pretrained(self.root) and isinstance(tokens, fx.Proxy):
+            if name == "attention_mask" and argument.value.dim() == 2:
                 return self.create_proxy("call_function", ones_if_left_out, (proxy, tokens), {})
+            if name == "position_ids" and self._inputs and self._inputs.may_count_positions:
+                read = (proxy, tokens, traced.get("attention_mask"))
+                return self.create_proxy("call_function", positions_if_left_out, read, {})
         if proxy.node.args:
             self.create_proxy("call_function", check_given, (proxy, name), {})
         return proxy

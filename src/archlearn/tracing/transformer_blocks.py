@@ -4,6 +4,7 @@ import inspect as python_inspect
 import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -219,12 +220,22 @@ def with_attention_mask(net: nn.Module, inputs: ExampleInputs) -> ExampleInputs:
     `generate` gives a mask or none, as it sees fit; without one and without a cache, `forward`
     looks at the numbers of the positions to see where sequences begin.
     """
-    parameters = list(python_inspect.signature(net.forward).parameters)
-    may_generate = is_pretrained(net) and getattr(net, "generation_config", None) is not None
+    arguments = generation_arguments(net, inputs)
+    if arguments is None or arguments.get("attention_mask", 0) is not None:
+        return inputs
+    mask = torch.ones_like(arguments["input_ids"])
+    return replace(inputs, kwargs={**inputs.kwargs, "attention_mask": mask})
+
+
+def generation_arguments(net: nn.Module, inputs: ExampleInputs) -> dict[str, Any] | None:
+    """Return all arguments of `forward` by name, or None if the model cannot `generate` from them.
+
+    What the example leaves out is None.
+    """
+    parameters = python_inspect.signature(net.forward).parameters
     given = dict(zip(parameters, inputs.args, strict=False)) | inputs.kwargs
     tokens = given.get("input_ids")
-    has_mask = "attention_mask" in given or "attention_mask" not in parameters
-    if not may_generate or has_mask or not isinstance(tokens, Tensor) or tokens.dim() != 2:
-        return inputs
-    kwargs = {**inputs.kwargs, "attention_mask": torch.ones_like(tokens)}
-    return ExampleInputs(inputs.args, kwargs, inputs.are_real)
+    may_generate = is_pretrained(net) and getattr(net, "generation_config", None) is not None
+    if not may_generate or not isinstance(tokens, Tensor) or tokens.dim() != 2:
+        return None
+    return dict.fromkeys(parameters) | given
