@@ -34,7 +34,37 @@ def test_the_example_of_the_readme_runs_and_keeps_its_promise(
     before, after = al.count_costs(names["net"], x[:2]), al.count_costs(small, x[:2])
     assert after.parameters < before.parameters / 2
     assert (small(x).argmax(1) == names["y"]).float().mean() > 0.9
-    assert str(al.read_architecture(model)) in capsys.readouterr().out
+    printed, (shown,) = (
+        capsys.readouterr().out,
+        re.findall(r"^```text\n(.*?)^```", README, re.M | re.S),
+    )
+    assert without_numbers(printed) == without_numbers(shown)
+
+
+def without_numbers(text: str) -> list[str]:
+    return re.sub(r"\d[\d.,]*(e-\d+)?", "N", text).split()
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 100
+    assert len(re.findall(r"\]\(", README)) <= 20
+    assert len(re.findall(r"\d[\d.,]*", README)) <= 60
+
+
+def test_the_numbers_of_the_readme_stand_in_the_results_that_it_links_to() -> None:
+    """Of each point of "Three numbers", the bold number and those with an error."""
+    section = README.partition("## Three numbers")[2].partition("\n## ")[0]
+    points = re.split(r"^\* ", section, flags=re.MULTILINE)[1:]
+    assert len(points) == 3
+    for point in points:
+        (page,) = re.findall(r"\]\((results/[^)]+)\)", point)
+        text = (ROOT / page).read_text()
+        for number, error in re.findall(r"(\d+\.\d+) ± (\d+\.\d+)", point):
+            lines = text.splitlines()
+            assert any(number in line and error in line for line in lines), (page, number)
+        (bold,) = re.findall(r"\*\*(.*?)\*\*", point)
+        for number in re.findall(r"\d[\d.]*", bold):
+            assert number in text, (page, number)
 
 
 def test_every_public_name_has_a_place_in_the_reference() -> None:
