@@ -60,8 +60,8 @@ def test_the_numbers_of_the_readme_stand_in_the_results_that_it_links_to() -> No
         (page,) = re.findall(r"\]\((results/[^)]+)\)", point)
         text = (ROOT / page).read_text()
         for number, error in re.findall(r"(\d+\.\d+) ± (\d+\.\d+)", point):
-            lines = text.splitlines()
-            assert any(number in line and error in line for line in lines), (page, number)
+            pair = rf"(?<![\d.]){re.escape(number)}[^\d\n]*{re.escape(error)}(?!\d)"
+            assert re.search(pair, text), (page, number)
         (bold,) = re.findall(r"\*\*(.*?)\*\*", point)
         for number in re.findall(r"\d[\d.]*", bold):
             assert number in text, (page, number)
