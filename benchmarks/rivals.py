@@ -19,11 +19,8 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.gating.gate_container import find_container
-from archlearn.gating.l0_folding import fold_gates_into_weights
-from archlearn.nn.functional import THRESHOLD
-from archlearn.nn.hard_concrete import CLOSING_ODDS, SPAN
 from archlearn_cli.data.file_cache import GATES, no_progress
-from archlearn_cli.models.cifar_networks import ResNet, draw_weights_
+from archlearn_cli.models.cifar_networks import BasicBlock, ResNet, draw_weights_
 from archlearn_cli.models.model_registry import build_network
 from archlearn_cli.training.initial_model import start_network
 from archlearn_cli.training.objectives import objective_of
@@ -46,11 +43,58 @@ _L1 = 1.7e-3
 CIFAR-10 (5e-4, 100 epochs of batches of 128, at 0.01, a tenth of it from epoch 60)."""
 
 
+_TEMPERATURE = 2 / 3
+_LOWEST, _HIGHEST = -0.1, 1.1
+"""Draws are stretched to this interval before they are clipped to [0, 1]."""
+_SPAN = 10.0
+"""Log odds that a unit of a hard concrete gate stands for; at 0.5 and below it is settled at 0."""
+_CLOSING_ODDS = math.log(-_LOWEST / _HIGHEST)
+
+
+class _HardConcrete(nn.Module):
+    """A BatchNorm whose channels are multiplied by gates that are drawn in each training step.
+
+    The ReLU behind it lets factors pass, so the gates may as well be behind the activation.
+    """
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.norm = norm
+        start = _gate_of(math.log(0.7 / 0.3))
+        self.gate = nn.Parameter(torch.full((norm.num_features,), start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        odds = self.log_odds()
+        if self.training:
+            tiny = torch.finfo(odds.dtype).eps
+            odds = (torch.rand_like(odds).clamp(tiny, 1 - tiny).logit() + odds) / _TEMPERATURE
+        return self.norm(x) * _stretch(odds)[:, None, None]
+
+    def log_odds(self) -> Tensor:
+        return _CLOSING_ODDS + _SPAN * (self.gate - 0.5)
+
+    def count_expected(self) -> Tensor:
+        """Return the number of gates that are not 0 in a draw, as is to be expected."""
+        return torch.sigmoid(self.log_odds() - _TEMPERATURE * _CLOSING_ODDS).sum()
+
+    @torch.no_grad()
+    def fold(self) -> nn.BatchNorm2d:
+        """Return the norm with its gates in its weights, those of closed gates as they are."""
+        scale = _stretch(self.log_odds())
+        scale = torch.where(scale > 0, scale, 1.0)
+        self.norm.weight.mul_(scale)
+        self.norm.bias.mul_(scale)
+        return self.norm
+
+
+def _stretch(odds: Tensor) -> Tensor:
+    return (torch.sigmoid(odds) * (_HIGHEST - _LOWEST) + _LOWEST).clamp(0.0, 1.0)
+
+
 def _gate_of(log_alpha: float) -> float:
-    return THRESHOLD + (log_alpha - CLOSING_ODDS) / SPAN
+    return 0.5 + (log_alpha - _CLOSING_ODDS) / _SPAN
 
 
-_L0_START = _gate_of(math.log(0.7 / 0.3))
 _L0_RANGE = _gate_of(-math.log(100)), _gate_of(math.log(100))
 
 
@@ -136,23 +180,28 @@ def l0(settings: RunSettings, like: Path) -> nn.Module:
     """
     del like
     network = start_network(settings, load_dataset(settings, no_progress))
+    blocks = {n: m for n, m in network.named_modules() if isinstance(m, BasicBlock)}
+    gated = {name: _HardConcrete(block.bn1) for name, block in blocks.items()}
+    costs: dict[str, int] = {}  # of a channel, in multiply-adds but for what all have in common
+    for name, block in blocks.items():
+        side = 32 // 2 ** (int(name.removeprefix("layer")[0]) - 1)
+        costs[name] = side**2 * (block.conv1.in_channels + block.conv2.out_channels)
+        network.set_submodule(f"{name}.bn1", gated[name])
+    whole = sum(costs[name] * len(each.gate) for name, each in gated.items())
+
+    def penalty() -> Tensor:
+        terms = [costs[name] * each.count_expected() for name, each in gated.items()]
+        return _L0_COST / whole * torch.stack(terms).sum()
+
+    _train_sparse_(network, settings, penalty, [each.gate for each in gated.values()])
+    scores = {f"{name}.conv1": each.gate.detach() for name, each in gated.items()}
+    flat = torch.cat(list(scores.values()))
+    print(f"L0: {int((flat > 0.5).sum())} of {len(flat)} gates are open", file=sys.stderr)
+    for name, each in gated.items():
+        network.set_submodule(f"{name}.bn1", each.fold())
     learn = {"layer*.conv1": al.Learn.WIDTH}
-    model = al.add_gates(
-        network, torch.randn(EXAMPLE), learn=learn, kind="l0", width_start=_L0_START
-    )
-    gates = al.width_gates(model)
-    n_gates = sum(len(gate) for gate in gates.values())
-    strengths = al.Strengths(
-        width_cost=_L0_COST / n_gates, width_binarise=0.0, price=al.Price.MULTIPLY_ADDS
-    )
-    _train_sparse_(model, settings, lambda: al.penalty(model, strengths), gates.values())
-    scores = {name: gate.detach().clone() for name, gate in gates.items()}
-    n_open = sum(int((score >= THRESHOLD).sum()) for score in scores.values())
-    print(f"L0: {n_open} of {n_gates} gates are open", file=sys.stderr, flush=True)
-    with torch.no_grad():
-        for gate in gates.values():
-            gate.copy_(torch.where(gate < THRESHOLD, 1.0, gate.clamp(max=1.0)))
-    return _cut(fold_gates_into_weights(model), scores, cost_power=0.0)
+    model = al.add_gates(network, torch.randn(EXAMPLE), learn=learn)
+    return _cut(model, scores, cost_power=0.0)
 
 
 def sparse_learning(settings: RunSettings, like: Path) -> nn.Module:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from archlearn import Learn, add_gates, width_gates
 from archlearn_cli.data import no_progress
 from archlearn_cli.models import build_network
 from archlearn_cli.training import RunSettings, Session, load_dataset, override
@@ -19,7 +18,7 @@ from archlearn_cli.training.cuda_graph import CapturedStepper, make_stepper
 from archlearn_cli.training.hardware import start_fabric
 from archlearn_cli.training.run_setup import open_session
 from archlearn_cli.training.train_step import EagerStepper, make_optimisers
-from archlearn_paper.baselines.learnt_diagonals import add_diagonals
+from archlearn_paper.baselines.learnt_diagonals import add_diagonals, scaled_layers
 from archlearn_paper.baselines.torch_pruning_methods import learn_sparse_groups
 from archlearn_paper.experiment import Run
 from archlearn_paper.parallel_runs import train_side_by_side
@@ -47,7 +46,12 @@ def fresh() -> nn.Module:
 
 
 def with_l0() -> nn.Module:
-    return add_gates(fresh(), EXAMPLE, learn={"*": Learn.WIDTH}, kind="l0")
+    return add_diagonals(fresh(), EXAMPLE, 1e-3, "l0")
+
+
+def gates_of(session: Session) -> Tensor:
+    layers = scaled_layers(session.work.model).values()
+    return torch.cat([layer.diagonal.detach().cpu() for layer in layers])
 
 
 def with_diagonals() -> nn.Module:
@@ -127,13 +131,13 @@ def test_the_penalty_is_there_after_capture(make: Callable[[], nn.Module]) -> No
 def test_captured_drawn_gates_learn_as_ordinary_ones_do() -> None:
     ordinary, captured = make_session(with_l0(), capture="no"), make_session(with_l0())
     assert isinstance(captured.stepper, CapturedStepper)
-    start = torch.cat(list(width_gates(captured.work.model).values())).detach().cpu()
+    start = gates_of(captured)
     losses: list[list[float]] = []
     for session in (ordinary, captured):
         for epoch in range(3):
             run_epoch(session, epoch)
         losses.append([total / session.steps_per_epoch for total in session.stepper.sums()])
-        gates = torch.cat(list(width_gates(session.work.model).values())).detach().cpu()
+        gates = gates_of(session)
         assert bool(gates.isfinite().all())
         assert float((gates - start).abs().mean()) > 1e-3
     # The draws are others, so only their mean is the same.

@@ -42,7 +42,6 @@ class OpSpec:
         product: Of a product with a weight, its kind and number of spatial dimensions.
         squashing: An activation that often is a gate itself (squeeze-and-excite): it becomes a
             site only where its channels have no other.
-        homogeneous: `op(s x) = s op(x)` for every s >= 0 of a channel.
         passes: It changes nothing in evaluation mode.
         foldable: In evaluation mode it scales and shifts each channel, so that the layer in front
             can do so instead.
@@ -58,7 +57,6 @@ class OpSpec:
     rule: str = ""
     product: tuple[str, int] | None = None
     squashing: bool = False
-    homogeneous: bool = False
     passes: bool = False
     foldable: bool = False
     copies: bool = False
@@ -167,12 +165,10 @@ OPERATIONS: tuple[OpSpec, ...] = (
         ACTIVATE,
         "nn.ReLU F.relu F.relu_ torch.relu torch.relu_ Tensor.relu Tensor.relu_",
         "nn.LeakyReLU F.leaky_relu F.leaky_relu_",
-        homogeneous=True,
     ),
     _op(
         "nn.PReLU F.prelu torch.prelu Tensor.prelu",
         ACTIVATE,
-        homogeneous=True,
         sized_by="num_parameters",
     ),
     *_alike(
@@ -221,7 +217,6 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "elementwise.keep",
         "nn.Dropout F.dropout torch.dropout torch.dropout_",
         "nn.Dropout2d F.dropout2d",
-        homogeneous=True,
         passes=True,
     ),
     *_alike(
@@ -290,11 +285,10 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "Tensor.view",
         "torch.reshape Tensor.reshape",
         "nn.Flatten torch.flatten Tensor.flatten",
-        homogeneous=True,
         narrowed_by="reshape",
     ),
-    *_alike("reshape.move", "nn.Identity", homogeneous=True, passes=True),
-    *_alike("reshape.move", "Tensor.contiguous", homogeneous=True),
+    *_alike("reshape.move", "nn.Identity", passes=True),
+    *_alike("reshape.move", "Tensor.contiguous"),
     *_alike("reshape.move", "Tensor.view_as", "Tensor.reshape_as", narrowed_by="reshape"),
     *_alike(
         "reshape.move", "nn.Unflatten torch.unflatten Tensor.unflatten", narrowed_by="unflatten"
@@ -397,7 +391,6 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "torch.max_pool1d",
         "torch.avg_pool1d",
         "torch.adaptive_avg_pool1d",
-        homogeneous=True,
     ),
     *_alike(
         "pooling.pool",

@@ -145,22 +145,6 @@ def test_the_output_is_never_narrowed() -> None:
     assert list(al.width_gates(al.add_gates(net, torch.randn(2, 5)))) == ["0"]
 
 
-def test_gates_that_are_drawn_stand_behind_activations_only() -> None:
-    model = al.add_gates(Stacked(), torch.randn(4, 5), kind="l0")
-    assert list(al.width_gates(model)) == ["two"]
-
-
-class Stacked(nn.Module):
-    """A layer that reads another without an activation in between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two, self.head = nn.Linear(5, 8), nn.Linear(8, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(self.two(self.one(x))))
-
-
 class Encoder(nn.Module):
     """Tokens and positions, blocks with norms of one kind, and a tied or an own head."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -117,7 +117,6 @@ def test_prices_are_found_again_after_the_model_was_empty() -> None:
     assert al.penalty(empty, STRENGTHS).item() == afresh(empty, STRENGTHS) > 0
 
 
-@pytest.mark.parametrize("kind", ["binary", "l0"])
 @pytest.mark.parametrize(
     "price",
     [
@@ -125,11 +124,9 @@ def test_prices_are_found_again_after_the_model_was_empty() -> None:
         for price in al.Price
     ],
 )
-def test_a_penalty_compiles_to_one_graph_and_follows_the_gates(
-    price: al.Price, kind: Literal["binary", "l0"]
-) -> None:
+def test_a_penalty_compiles_to_one_graph_and_follows_the_gates(price: al.Price) -> None:
     strengths = replace(STRENGTHS, price=price)
-    model = al.add_gates(mlp(7, 4, 3, 2), torch.zeros(1, 7, dtype=torch.float64), kind=kind)
+    model = al.add_gates(mlp(7, 4, 3, 2), torch.zeros(1, 7, dtype=torch.float64))
     al.penalty(model, strengths)
     pay = torch.compile(al.penalty, fullgraph=True, backend="aot_eager")
     for depth in (0.3, 0.9):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import archlearn as al
 
 FOLDER = Path(__file__).with_name("files")
-KINDS = ("dense", "convolutions", "l0")
+KINDS = ("dense", "convolutions")
 
 
 def make_gated(kind: str) -> tuple[nn.Module, Tensor]:
@@ -24,18 +24,17 @@ def make_gated(kind: str) -> tuple[nn.Module, Tensor]:
         )  # fmt: skip
         x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
     else:
-        second = nn.ReLU() if kind == "l0" else nn.Tanh()
-        net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), second, nn.Linear(4, 3))
+        net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
         x = torch.randn(2, 6, dtype=torch.float64)
     net = net.double().eval()
-    return al.add_gates(net, x, kind="l0" if kind == "l0" else "binary"), x
+    return al.add_gates(net, x), x
 
 
 def close_some_(model: nn.Module) -> None:
     """Close every third gate."""
     with torch.no_grad():
         for gate in al.width_gates(model).values():
-            gate[::3] = 0.0 if gate.min() >= 0 else -5.0
+            gate[::3] = 0.0
 
 
 def main() -> None:

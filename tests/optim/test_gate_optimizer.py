@@ -282,9 +282,6 @@ def test_what_cannot_be_is_refused_before_training(
 def test_other_gates_are_refused(digits: Any) -> None:
     with pytest.raises(al.InputError, match="0 sets of gates"):
         al.GateOptimizer(chain(), 10)
-    drawn = al.add_gates(chain(), digits[0][:2], kind="l0")
-    with pytest.raises(al.InputError, match="learn by penalty"):
-        al.GateOptimizer(drawn, 10)
 
 
 def test_a_smaller_budget_for_gates_that_stand_still_needs_a_new_decision(

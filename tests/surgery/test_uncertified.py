@@ -1,7 +1,6 @@
 """Without a certificate the surgery is the same, and no `forward` serves that is not known to."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -156,19 +155,6 @@ def test_a_part_that_is_not_known_is_not_called(kind: type[nn.Module]) -> None:
     assert Counting.n_calls == before
     al.compact(model)  # a certificate runs models in evaluation mode
     assert (Counting.n_calls > before) is (kind is WithPart)
-
-
-def test_real_gates_go_into_the_weights_without_a_certificate() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    model: Any = al.add_gates(net, X.float(), kind="l0").eval()
-    with torch.no_grad():
-        al.width_gates(model)["0"].copy_(torch.linspace(0.0, 1.0, 6))
-    small = al.compact(model, certified=False)
-    assert small.certificate is None
-    assert al.count_costs(small).parameters < al.count_costs(model).parameters
-    torch.testing.assert_close(small(X.float()), model(X.float()))
-    assert next(small.parameters()).dtype is torch.float32
 
 
 def test_a_file_has_no_certificate_either(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """DataParallel runs replicas, whose parameters are plain attributes; gates act in those, too."""
 
-from typing import Any, Literal
+from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -22,12 +21,11 @@ def replicate(module: nn.Module) -> nn.Module:
     return made
 
 
-@pytest.mark.parametrize("kind", ["binary", "l0"])
-def test_a_replica_computes_the_same_and_reaches_the_gates(kind: Literal["binary", "l0"]) -> None:
+def test_a_replica_computes_the_same_and_reaches_the_gates() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)).double()
     x = torch.randn(5, 3, dtype=torch.float64)
-    model = al.add_gates(net, x, kind=kind).eval()
+    model = al.add_gates(net, x).eval()
     (gate,) = al.width_gates(model).values()
     with torch.no_grad():
         gate[:2] = 0.2

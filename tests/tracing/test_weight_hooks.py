@@ -113,12 +113,6 @@ def test_gates_learn_through_such_a_layer() -> None:
     assert all(bool(gate.grad.any()) for gate in al.width_gates(gated).values())  # pyright: ignore
 
 
-def test_drawn_gates_say_that_such_a_layer_is_no_plain_one() -> None:
-    net, x = build(weight_norm)
-    with pytest.raises(al.InputError, match="no plain layer stands in front of it"):
-        al.add_gates(net, x, kind="l0")
-
-
 def test_depth_is_learnt_through_such_layers() -> None:
     torch.manual_seed(0)
     layers = (nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))

@@ -11,10 +11,9 @@ import archlearn_cli as cli
 
 
 @pytest.mark.parametrize("price", list(al.Price))
-@pytest.mark.parametrize("kind", ["binary", "l0"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_has_the_same_price(price: al.Price, kind: Any, dtype: torch.dtype) -> None:
-    model = al.add_gates(cli.models.LeNet(), torch.randn(2, 1, 28, 28), kind=kind)
+def test_half_precision_has_the_same_price(price: al.Price, dtype: torch.dtype) -> None:
+    model = al.add_gates(cli.models.LeNet(), torch.randn(2, 1, 28, 28))
     strengths = al.Strengths.from_width_cost(1e-3, price=price)
     whole = al.penalty(model, strengths).item()
     half = al.penalty(model.to(dtype), strengths)

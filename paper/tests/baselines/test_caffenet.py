@@ -65,18 +65,6 @@ def test_diagonals_fold_through_groups_and_normalisation(net: nn.Module) -> None
     assert al.count_costs(small, IMAGES).parameters <= 1.05 * budget
 
 
-def test_l0_gates_fold_in_front_of_the_normalisation(net: nn.Module) -> None:
-    model = al.add_gates(net, IMAGES, learn={"*": al.Learn.WIDTH}, kind="l0")
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for gate in al.width_gates(model).values():
-            gate.copy_(torch.rand(len(gate), generator=generator))
-    small = al.compact(model).eval()
-    model.eval()
-    torch.testing.assert_close(small(IMAGES), model(IMAGES), rtol=1e-4, atol=1e-4)
-    assert al.count_costs(small).parameters < 0.5 * al.count_costs(net, IMAGES).parameters
-
-
 def test_sparse_learning_pulls_on_all_layers_and_prunes(net: nn.Module) -> None:
     pytest.importorskip("torch_pruning")
     sparse = learn_sparse_groups(net, IMAGES).train()

@@ -21,9 +21,8 @@ from archlearn.errors import (
     lies_in,
     with_article,
 )
-from archlearn.gating.gate_container import GateContainer, GateKind, add_container_, find_container
+from archlearn.gating.gate_container import GateContainer, add_container_, find_container
 from archlearn.gating.insertion import insert_gates
-from archlearn.gating.l0_folding import find_writers
 from archlearn.gating.learn import Learn
 from archlearn.gating.selection import LearnableSites, select_sites
 from archlearn.module_utils import (
@@ -33,7 +32,6 @@ from archlearn.module_utils import (
     list_tensors,
     noticing_calls,
 )
-from archlearn.nn import hard_concrete
 from archlearn.nn.tristate_activation import DEPTH_START, WIDTH_START, TriState
 from archlearn.tracing.block_hooks import warn_of_traced_hooks
 from archlearn.tracing.generated_forward import (
@@ -151,17 +149,17 @@ def trace_copy(
     inputs: ExampleInputs,
     learn: Mapping[str, Learn] | None,
     leaves: tuple[Leaf, ...] = (),
-    **options: bool,
+    *,
+    must_learn: bool = True,
 ) -> tuple[nn.Module, LearnableSites]:
     """Return a copy, and what is learnt in it; torch's own blocks are followed where they can be.
 
-    Their fused kernel may compute something else than their layers, and so may a subclass. Options
-    are those of `select_sites`.
+    Their fused kernel may compute something else than their layers, and so may a subclass.
     """
     check_numbers(list_tensors(net))
     inputs = with_position_ids(net, with_attention_mask(net, inputs))
     try:
-        copied, learnable = _follow_and_check(net, inputs, learn, leaves, **options)
+        copied, learnable = _follow_and_check(net, inputs, learn, leaves, must_learn=must_learn)
     except TracingError as error:
         parts = _find_learnable_parts(net, inputs)
         raise TracingError(f"{error}{_advise(parts)}") from error.__cause__
@@ -176,14 +174,15 @@ def _follow_and_check(
     inputs: ExampleInputs,
     learn: Mapping[str, Learn] | None,
     leaves: tuple[Leaf, ...] = (),
-    **options: bool,
+    *,
+    must_learn: bool = True,
 ) -> tuple[nn.Module, LearnableSites]:
     copied = copy_model(without_graph_module(net))
     for module in copied.modules():
         remove_wrapper_(module)
     disable_caches_(copied)
     try:
-        learnable = select_sites(copied, inputs, learn, leaves, **options)
+        learnable = select_sites(copied, inputs, learn, leaves, must_learn=must_learn)
         if not is_bound(net):
             _check_copy(net, copied, learnable)
     except TracingError:
@@ -191,7 +190,8 @@ def _follow_and_check(
             raise
         if is_half(net):
             _log.warning("transformer blocks of torch are not looked into. %s", IN_HALF)
-        return _follow_and_check(net, inputs, learn, (*leaves, *BLOCKS), **options)
+        leaves = *leaves, *BLOCKS
+        return _follow_and_check(net, inputs, learn, leaves, must_learn=must_learn)
     return copied, learnable
 
 
@@ -287,9 +287,8 @@ def add_gates(
     *,
     learn: Mapping[str, Learn] | None = None,
     leaves: Iterable[Leaf] = (),
-    width_start: float | None = None,
+    width_start: float = WIDTH_START,
     depth_start: float = DEPTH_START,
-    kind: GateKind = "binary",
 ) -> nn.Module:
     """Return a copy of `net` with a gate for everything that can be learnt exactly.
 
@@ -303,38 +302,22 @@ def add_gates(
         learn: What to learn, by layer name or glob; what is not named is not learnt. Left out,
             everything that can be learnt is.
         leaves: Submodules, by name or class, that are not to be looked into.
-        width_start: Where width gates start; at one half or above, a channel is kept. Left out,
-            0.55, and 0.74 for gates that are drawn: even odds.
+        width_start: Where width gates start; at one half or above, a channel is kept.
         depth_start: Where depth gates start; below one half, a layer is non-linear.
-        kind: How width gates act. "binary" ones, the paper's, are 0 or 1. "l0" ones are drawn
-            anew at every call in training mode (hard concrete, Louizos et al. 2018).
 
     Raises:
-        InputError: If the inputs do not fit, `learn` names no layer, nothing can be learnt, or a
-            real gate could not become part of the layer in front of it (kind "l0").
+        InputError: If the inputs do not fit, `learn` names no layer, or nothing can be learnt.
         TracingError: If the model's own `forward` depends on data.
     """
-    starts = {"binary": WIDTH_START, "l0": hard_concrete.START}
-    if kind not in starts:
-        raise InputError(f"kind is {kind!r}; choose one of {', '.join(map(repr, starts))}")
-    start = starts[kind] if width_start is None else width_start
     check_net(net)
-    for name, value in (("width_start", start), ("depth_start", depth_start)):
+    for name, value in (("width_start", width_start), ("depth_start", depth_start)):
         if not lies_in(value, 0, 1):
             raise InputError(f"{name} is {value!r}; a gate lies in [0, 1]")
     check_learn(learn)
     leaves = check_leaves(net, leaves)
     inputs = check_rows(ExampleInputs.of(example_inputs))
-    # A real gate must be part of the layer in front; those of a stream have many.
-    gated, learnable = trace_copy(net, inputs, learn, leaves, with_streams=kind == "binary")
-    if kind == "l0":
-        if not learnable.channel_graph.groups:
-            raise InputError(
-                "kind 'l0' is about width gates, but only depth is learnt here; ask for widths in "
-                "learn=, or leave kind out"
-            )
-        find_writers(learnable.channel_graph, gated)
-    container = GateContainer(learnable, start, depth_start, was_bound=is_bound(net), kind=kind)
+    gated, learnable = trace_copy(net, inputs, learn, leaves)
+    container = GateContainer(learnable, width_start, depth_start, was_bound=is_bound(net))
     warn_of_traced_hooks(learnable.channel_graph.traces.all_blocks, gated)
     bind_gates_(gated, container)
     return gated

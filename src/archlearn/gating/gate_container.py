@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Collection, Iterable, Mapping
 from itertools import compress
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +14,11 @@ from archlearn.analysis.cost_model import CostTable
 from archlearn.errors import InputError
 from archlearn.gating.selection import LearnableSites
 from archlearn.nn.functional import THRESHOLD, binarised_gates
-from archlearn.nn.hard_concrete import act_concrete
 
 CONTAINER = "archlearn_gates"
 LEFT_OUT, STANDING = "branches left out", "gates standing still"
 """Of the buffers in `kept`; no layer has such names. Numbers, for averaged copies subtract them."""
 BRANCH_START = 0.55
-GateKind = Literal["binary", "l0"]
-_HOMES: dict[GateKind, str] = {"binary": "width", "l0": "concrete"}
 
 
 class GateContainer(nn.Module):
@@ -30,9 +27,9 @@ class GateContainer(nn.Module):
     Attributes:
         learnable: What is learnt, and why the rest is not.
         was_bound: Whether the model had a generated `forward` already (a compact model).
-        kind: How width gates act: binary, as the paper's, or drawn (hard concrete).
         n_width: The number of width gates.
         n_depth: The number of depth gates.
+        width: The width gates, a parameter for each group.
         depth: The depth gates, a parameter for each site.
         branch: The branch gates, a parameter for each branch.
         kept_prices: What the last penalty found, and the next one need not find again.
@@ -50,9 +47,6 @@ class GateContainer(nn.Module):
             the i-th channel of every head. Numbers stay what they are when channels are cut out.
         probe: Parameters of the same shapes that add nothing; their gradients are those that each
             head's own channel would give its gate.
-
-    Width gates are parameters in `width`, drawn ones in `concrete`: the same number means something
-    else there, and a `state_dict` of the one kind must not be loaded into the other.
     """
 
     rows: Tensor
@@ -67,14 +61,11 @@ class GateContainer(nn.Module):
         depth_start: float,
         *,
         was_bound: bool = False,
-        kind: GateKind = "binary",
     ) -> None:
         super().__init__()
         self.learnable = learnable
-        self.kind: GateKind = kind
         self.was_bound = was_bound
-        self.home_name = _HOMES[kind]
-        self.add_module(self.home_name, nn.Module())
+        self.width = nn.Module()
         self.depth = nn.Module()
         self.branch = nn.Module()
         groups = learnable.channel_graph.groups
@@ -83,7 +74,7 @@ class GateContainer(nn.Module):
         self._branch_keys = [gate_key(name) for name in learnable.branches]
         for key, group in zip(self._width_keys, groups, strict=True):
             start = torch.full((len(group.channels),), width_start, dtype=torch.float64)
-            self.home.register_parameter(key, nn.Parameter(start))
+            self.width.register_parameter(key, nn.Parameter(start))
         for key in self._depth_keys:
             start = torch.tensor(depth_start, dtype=torch.float64)
             self.depth.register_parameter(key, nn.Parameter(start))
@@ -120,11 +111,6 @@ class GateContainer(nn.Module):
     def channel_graph(self) -> ChannelGraph:
         """All that is known of the model's channels."""
         return self.learnable.channel_graph
-
-    @property
-    def home(self) -> nn.Module:
-        """The module that holds the width gates."""
-        return getattr(self, self.home_name)
 
     def _register_prices(self, learnable: LearnableSites, sizes: Tensor) -> None:
         """Keep what goes with each gate. All gates of depth and branches count as one more group.
@@ -177,22 +163,15 @@ class GateContainer(nn.Module):
 
     def forward(self) -> tuple[Tensor, ...]:
         """Return the gates as they act, in the order of `gates`."""
-        gates = self.gates()
-        if self.kind == "binary":
-            return binarised_gates(gates, self.rows, self.pairs, self._least)
-        n_groups = len(self.rows)
-        widths = act_concrete(gates[:n_groups], self.rows, training=self.training)
-        return widths + (
-            binarised_gates(gates[n_groups:], self.rows[:0]) if gates[n_groups:] else ()
-        )
+        return binarised_gates(self.gates(), self.rows, self.pairs, self._least)
 
     def gates(self) -> list[Tensor]:
         """Return the width gates by group, then the depth gates by site, then the branch gates.
 
         In a replica that DataParallel makes, they are attributes and no longer parameters.
         """
-        home, depth, branch = self.home, self.depth, self.branch
-        found = [getattr(home, key) for key in self._width_keys]
+        width, depth, branch = self.width, self.depth, self.branch
+        found = [getattr(width, key) for key in self._width_keys]
         found += [getattr(depth, key) for key in self._depth_keys]
         return found + [getattr(branch, key) for key in self._branch_keys]
 
@@ -232,7 +211,7 @@ class GateContainer(nn.Module):
     def width_gates(self) -> dict[str, nn.Parameter]:
         """Return the width gates by the name of their group."""
         groups = self.channel_graph.groups
-        return {group.name: getattr(self.home, gate_key(group.name)) for group in groups}
+        return {group.name: getattr(self.width, gate_key(group.name)) for group in groups}
 
     def depth_gates(self) -> dict[str, nn.Parameter]:
         """Return the depth gates by the name of their site."""
@@ -408,19 +387,13 @@ def remove_container_(model: nn.Module) -> None:
 
 
 def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Refuse a `state_dict` with gates of another kind, before anything is loaded.
+    """Refuse a `state_dict` of a model that was cut otherwise, before anything is loaded.
 
     What it does not hold is put back: the model may come from the meta device.
     """
     container: Any = module._modules.get(CONTAINER)
     front = f"{prefix}{CONTAINER}."
     saved = {key.removeprefix(front): state[key] for key in state if key.startswith(front)}
-    for kind, home in _HOMES.items():
-        if home != container.home_name and any(key.startswith(f"{home}.") for key in saved):
-            raise InputError(
-                f"the state_dict has width gates of the kind {kind!r}, but the model was made "
-                f"with the other; call add_gates(..., kind={kind!r}), and load it into that"
-            )
     if saved:
         _check_places(container, saved)
         for name, probe in container.probes().items():  # older ones have no orders

@@ -224,8 +224,7 @@ def insert_gates(net: nn.Module, container: GateContainer, place: int) -> fx.Gra
     standing = container.standing
     leave_out_branches_(graph, nodes, container.learnable, container.left_out(), place)
     writer = _Writer(graph, net, container)
-    # A real gate on the next weights would pass over what is not linear in between.
-    on_weights = place_gates(channel_graph, net, place) if container.kind == "binary" else {}
+    on_weights = place_gates(channel_graph, net, place)
     by_name = {node.name: node for node in channel_graph.graphs[place].nodes}
     for site in channel_graph.sites[place]:
         if site.node not in nodes:

@@ -1,6 +1,6 @@
 """`penalty` and `Strengths`: what each gate adds to the loss (the paper's equations 4 and 5)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from archlearn.errors import LARGEST, InputError, check_kind, lies_in
 from archlearn.gating.gate_container import GateContainer
 from archlearn.gating.parameters import find_holders
 from archlearn.nn.functional import THRESHOLD, is_concrete, is_open, join_gates, open_flat
-from archlearn.nn.hard_concrete import count_expected
 from archlearn.nn.tristate_activation import TriState
 
 _NUMBERS = ("width_cost", "width_binarise", "depth_cost", "depth_binarise")
@@ -152,9 +151,7 @@ def penalty(model: nn.Module, strengths: Strengths) -> Float[Tensor, ""]:
 
     `λ1 Σ w(1−w) + λ2 Σ d(1−d) + λ3 Σ h·1(d < ½) − λ4 Σ d`. The indicator has no gradient.
     A gate that several layers share counts once for each of their neurons. A branch gate b costs
-    `λ2 b(1−b) + λ4 b`, and neurons of a closed branch cost nothing, as in a linear layer. Gates of
-    the kind "l0" cost `λ3` times the neurons that are to be expected, and are not pushed towards 0
-    or 1.
+    `λ2 b(1−b) + λ4 b`, and neurons of a closed branch cost nothing, as in a linear layer.
 
     Raises:
         InputError: If the model has no gates.
@@ -175,16 +172,10 @@ def _price_container(container: GateContainer, strengths: Strengths) -> Tensor:
 
     For a width gate `a` is λ1 times its neurons (or their price), and `b` is λ3 times those that
     are not linear; for a depth gate they are λ2 and −λ4, for a branch gate λ2 and λ4. Neither has
-    a gradient. Of width gates of the kind "l0", `g` is the probability to be open, and `a` is 0.
+    a gradient.
     """
-    gates = join_gates(container.gates())
-    gates = _in_single(gates)
-    if container.kind == "l0":
-        strengths = replace(strengths, width_binarise=0.0)
+    gates = _in_single(join_gates(container.gates()))
     linear, quadratic = gate_coefficients(container, gates.detach(), strengths)
-    if container.kind == "l0":
-        width, depth = gates.tensor_split([container.n_width])
-        gates = torch.cat([count_expected(width), depth])
     return torch.dot(gates, torch.addcmul(linear, quadratic, gates))
 
 

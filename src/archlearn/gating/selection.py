@@ -141,7 +141,6 @@ def select_sites(
     leaves: tuple[Leaf, ...] = (),
     *,
     must_learn: bool = True,
-    with_streams: bool = True,
 ) -> LearnableSites:
     """Return what is learnt in `net`; with `must_learn`, there must be something."""
     request = _LearnRequest(learn)
@@ -151,7 +150,6 @@ def select_sites(
         lambda site: bool(request.of(site) & (Learn.WIDTH | Learn.HEADS)),
         leaves,
         only_heads=lambda site: request.of(site) & ~Learn.DEPTH == Learn.HEADS,
-        with_streams=with_streams,
     )
     channel_graph = free_heads(channel_graph, net)
     mergeable, not_mergeable = _find_mergeable(

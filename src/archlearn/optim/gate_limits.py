@@ -114,12 +114,6 @@ def find_gated(model: nn.Module) -> nn.Module:
             "parameter_groups and penalty"
         )
     check_numbers(found[0].named_parameters())
-    container: Any = getattr(found[0], CONTAINER)
-    if container.kind != "binary":
-        raise InputError(
-            f"gates of the kind {container.kind!r} are drawn at random and learn by penalty; leave "
-            "kind out in add_gates to learn by GateOptimizer"
-        )
     return found[0]
 
 

@@ -309,7 +309,7 @@ def _prepare(owner: nn.Module, container: GateContainer, rest: _Rest, *, is_same
         except SurgeryError:  # a hook registered since, which the comparison below takes part in
             with without_hooks(small):
                 learnable = reselect_sites(small, inputs, container.learnable, traces, dropped)
-        fresh = GateContainer(learnable, 1.0, 0.0, was_bound=changed, kind=container.kind)
+        fresh = GateContainer(learnable, 1.0, 0.0, was_bound=changed)
         fresh.leave_out_(rest.left_out)
         places = {name: torch.nonzero(each).flatten() for name, each in stays.items()}
         _copy_gates_(container, fresh, places)
@@ -333,7 +333,7 @@ def _prepare(owner: nn.Module, container: GateContainer, rest: _Rest, *, is_same
         kept.setdefault(each.name, {})[each.dim] = torch.tensor(each.kept, device=device)
     for name, gate in container.width_gates().items():
         if len(places[name]) < len(gate):
-            key = f"{CONTAINER}.{container.home_name}.{gate_key(name)}"
+            key = f"{CONTAINER}.width.{gate_key(name)}"
             kept[key] = {0: places[name].to(gate.device)}
     for name, probe in container.probes().items():
         indices = {dim: index.to(probe.device) for dim, index in in_heads[name].items()}
@@ -445,7 +445,7 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
     container: GateContainer = getattr(target, CONTAINER)
     for name, kept in cut.kept.items():
         _set_numbers_(find_tensor(target, name), kept)
-    homes = [(each.home, each.depth, each.branch, each.probe) for each in (container, gates)]
+    homes = [(each.width, each.depth, each.branch, each.probe) for each in (container, gates)]
     for home, new_home in zip(*homes, strict=True):
         for key, gate in new_home.named_parameters():
             own: Any = getattr(home, key)

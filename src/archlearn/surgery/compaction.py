@@ -14,7 +14,6 @@ from archlearn.errors import ArchlearnError, SurgeryError, check_kind, first_lin
 from archlearn.gating.cost_counter import EXAMPLE, known_inputs, place_inputs
 from archlearn.gating.gate_container import CONTAINER, find_container, remove_container_
 from archlearn.gating.insertion import copy_with_marks, leave_out_branches_
-from archlearn.gating.l0_folding import fold_gates_into_weights
 from archlearn.module_utils import (
     check_unsharded,
     copy_model,
@@ -101,19 +100,17 @@ def compact(
     inputs = known_inputs(model, example_inputs)
     container = find_container(model)
     with class_forwards(model):
-        if container is not None and container.kind != "binary":
-            return _compact_scaled(model, plan, inputs, certified=certified)
-        small, made = _compact_binary(model, plan, inputs, certified=certified)
+        small, made = _compact(model, plan, inputs, certified=certified)
     _warn_of_nan(small)
     if container is not None and container.budget:
         _warn_of_missed_budget(container.budget, made, inputs)
     return small
 
 
-def _compact_binary(
+def _compact(
     model: nn.Module, plan: Plan | None, inputs: ExampleInputs, *, certified: bool
 ) -> tuple[nn.Module, Plan]:
-    """Return the compact model of one with gates that are 0 or 1, and what was done."""
+    """Return the compact model, and what was done."""
     modes = modes_of(model)
     with evaluating(model):
         decision = decide(model, inputs)
@@ -174,20 +171,6 @@ def _make(
     setattr(small, CERTIFICATE, certificate)
     setattr(small, EXAMPLE, inputs)
     setattr(small, KEPT, plan.kept(getattr(small, KEPT, None)))
-    return small
-
-
-def _compact_scaled(
-    model: nn.Module, plan: Plan | None, inputs: ExampleInputs, *, certified: bool
-) -> nn.Module:
-    """Return the compact model of one with real gates: they go into the weights first."""
-    small = compact(fold_gates_into_weights(copy_model(model).double()), plan, certified=certified)
-    doubles = cast_(small, {name: t.dtype for name, t in tensors_of(model)})
-    if certified:
-        with evaluating(model, small):
-            comparison = Comparison((model, small), doubles, inputs, is_derived=True)
-            setattr(small, CERTIFICATE, comparison.certify())
-    setattr(small, EXAMPLE, inputs)
     return small
 
 

@@ -21,7 +21,6 @@ from torch import Tensor, fx, nn
 
 from archlearn.errors import InputError
 from archlearn.gating.parameters import width_gates
-from archlearn.nn.hard_concrete import HIGHEST, LOWEST, TEMPERATURE
 from archlearn_paper.baselines.budget import (
     ParameterCounts,
     find_slices,
@@ -30,6 +29,8 @@ from archlearn_paper.baselines.budget import (
 )
 
 Penalty = Literal["l1", "l0"]
+LOWEST, HIGHEST, TEMPERATURE = -0.1, 1.1, 2 / 3
+"""Draws are stretched to this interval before they are clipped to [0, 1]."""
 MOST_LOG_ODDS = math.log(100.0)
 LOG_ODDS_OF_A_UNIT = 5.0
 """Log odds that a unit of the learnt number stands for: with the rate of the weights they move as
