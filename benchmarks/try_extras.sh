@@ -34,5 +34,3 @@ try '[export]' "import archlearn.export.programs, onnx, onnxruntime, onnxscript"
 try '[wandb]' "import wandb, archlearn_cli.training"
 WANDB_MODE=offline "$env/archlearn" learn --model mlp:24-16 --data digits --epochs 1 --logger wandb --out w >/dev/null
 ls w/wandb
-try '[ray]' "import ray, archlearn_cli.training.sweep"
-RAY_worker_niceness=0 "$env/archlearn" sweep --model mlp:24-16 --data digits --epochs 1 --budget parameters=60% --ray --out "$work/s"

@@ -11,7 +11,7 @@ from tests.cli.commands import assert_refused, run
 
 COMMANDS = (
     *("learn", "inspect", "evaluate", "export", "compact", "report"),
-    *("sweep", "data", "demo", "compare", "paper"),
+    *("data", "demo", "compare", "paper"),
 )
 
 

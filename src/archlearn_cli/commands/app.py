@@ -63,7 +63,6 @@ _COMMANDS = {
     "export": (model_commands.export, model_commands.EXPORT_EXAMPLES),
     "compact": (model_commands.compact_command, model_commands.COMPACT_EXAMPLES),
     "report": (learn_commands.report, learn_commands.REPORT_EXAMPLES),
-    "sweep": (learn_commands.sweep, learn_commands.SWEEP_EXAMPLES),
     "data": (model_commands.data, model_commands.DATA_EXAMPLES),
     "demo": (learn_commands.demo, learn_commands.DEMO_EXAMPLES),
     "compare": (paper.compare, paper.COMPARE_EXAMPLES),

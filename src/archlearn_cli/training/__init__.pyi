@@ -21,3 +21,4 @@ from archlearn_cli.training.settings import RecordSettings as RecordSettings
 from archlearn_cli.training.settings import RunSettings as RunSettings
 from archlearn_cli.training.settings import StrengthSettings as StrengthSettings
 from archlearn_cli.training.settings import override as override
+from archlearn_cli.training.settings import read_settings as read_settings

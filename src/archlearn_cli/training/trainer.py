@@ -39,7 +39,7 @@ def noting_signals() -> Generator[threading.Event]:
     stop = threading.Event()
 
     def note(number: int, _: FrameType | None) -> None:
-        # A sweep kills its runs politely when it is interrupted, and they have had Ctrl-C, too.
+        # A script that starts runs may pass SIGTERM on after they have had Ctrl-C, too.
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
