@@ -231,16 +231,6 @@ def test_weights_lie_in_memory_as_they_did(
         assert weight.stride() == torch.empty(weight.shape).to(memory_format=layout).stride()
 
 
-def test_weights_that_are_nan_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    model = gate()
-    al.compact(model)
-    assert "NaN" not in caplog.text
-    with torch.no_grad():
-        model.get_parameter("second.bias").fill_(torch.nan)
-    al.compact(model)
-    assert "'second.bias' holds NaN: the loss has diverged" in caplog.text
-
-
 @pytest.mark.parametrize("pad", [nn.ConstantPad1d((1, 2), 0.7), nn.ZeroPad1d((0, 2))])
 @pytest.mark.parametrize("closed", [[0], [1, 2], [0, 1, 3]])
 def test_layers_that_pad_channels_pad_those_that_are_left(

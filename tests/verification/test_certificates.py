@@ -362,3 +362,11 @@ def test_tensors_of_the_default_precision_are_made_in_double() -> None:
     with torch.no_grad():
         al.width_gates(model)["first"][[1, 3]] = 0.0
     assert al.compact(model).certificate.difference_float64 < 1e-12
+
+
+@pytest.mark.parametrize("name", ["3.weight", "1.running_mean"])
+def test_a_network_that_holds_nan_is_refused_by_name(name: str) -> None:
+    gated = al.add_gates(net(), X)
+    gated.state_dict()[name].view(-1)[2] = torch.nan
+    with pytest.raises(al.CertificateError, match=f"'{name}' holds NaN"):
+        al.compact(gated)

@@ -83,7 +83,7 @@ def compact(
     Raises:
         GateError: If a gate is not a number in [0, 1].
         SurgeryError: If the plan does not fit the model, or would not be exact.
-        CertificateError: If the result differs from the model, and is to be certified.
+        CertificateError: If the result is to be certified, and differs or holds NaN.
     """
     model = unwrap(model)
     if plan is not None:
@@ -101,7 +101,6 @@ def compact(
     container = find_container(model)
     with class_forwards(model):
         small, made = _compact(model, plan, inputs, certified=certified)
-    _warn_of_nan(small)
     if container is not None and container.budget:
         _warn_of_missed_budget(container.budget, made, inputs)
     return small
@@ -125,18 +124,6 @@ def _compact(
         small = _make(model, decision, made, inputs, certified=certified)
     set_modes_(small, modes)
     return small, made
-
-
-def _warn_of_nan(model: nn.Module) -> None:
-    """Say when weights are NaN: a certificate compares NaN with NaN then."""
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and bool(parameter.isnan().any()):
-            logger.warning(
-                "%r holds NaN: the loss has diverged, and a certificate means nothing here; go "
-                "back to a checkpoint, and lower the learning rate",
-                name,
-            )
-            return
 
 
 def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: ExampleInputs) -> None:

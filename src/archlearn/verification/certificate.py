@@ -271,6 +271,7 @@ class Comparison:
         The first rows of the example and random ones are tried in one batch. Should the models not
         take that, or round otherwise there, inputs of the example's own shapes decide.
         """
+        _check_numbers(self.models[0])
         dtype = _dtype(self.models[0])
         allowed = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
         limits = (allowed, TOLERANCES[torch.float64] if self.is_derived else _rounding(dtype))
@@ -435,6 +436,16 @@ def _rounding(dtype: torch.dtype) -> float:
     """
     rounded = min(_ROUNDINGS * torch.finfo(dtype).eps, TOLERANCES.get(dtype, 0.0))
     return max(TOLERANCES[torch.float64], rounded)
+
+
+def _check_numbers(model: nn.Module) -> None:
+    """Refuse weights and statistics that are NaN: NaN is as good as NaN, whatever else differs."""
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor) and _is_plain(value) and bool(value.isnan().any()):
+            raise CertificateError(
+                f"{name!r} holds NaN, so nothing can be compared: the loss has diverged; go back "
+                "to a checkpoint, and lower the learning rate"
+            )
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
