@@ -824,6 +824,29 @@ def test_few_heads_lose_channels_within_and_the_scale_stays(
     assert (gated(x) - before).abs().max() < 1e-10
 
 
+@pytest.mark.parametrize(
+    "kind", [kind for kind in FEW if kind is not BetweenChannels], ids=lambda kind: kind.__name__
+)
+def test_few_heads_go_whole_where_heads_are_asked_for(kind: type[Attention]) -> None:
+    torch.manual_seed(0)
+    example, x = draw(2, 6, 5), draw(3, 6, 5)
+    gated = al.add_gates(with_two_heads(kind)().double(), example, learn={"*[qk]*": al.Learn.HEADS})
+    gates = {name: gate for name, gate in al.width_gates(gated).items() if name != "stem"}
+    assert [len(gate) for gate in gates.values()] == [2]
+    with torch.no_grad():
+        heads_of(gated)[0] = 0.1
+    gated(x).square().sum().backward()
+    assert all(gate.grad is not None and bool((gate.grad != 0).all()) for gate in gates.values())
+    small: Any = al.compact(gated)
+    for mode in (True, False):
+        assert (gated.train(mode)(x) - small.train(mode)(x)).abs().max() < 1e-10
+    assert small.out.in_features == SIZE
+    assert al.plan(gated).after == al.count_costs(small)
+    before = gated(x)
+    al.shrink_(gated)
+    assert (gated(x) - before).abs().max() < 1e-10
+
+
 class MaskedByHead(Attention):
     """A fixed mask has a place for each head."""
 

@@ -319,7 +319,7 @@ def build_channel_graph(
     traces = traces or trace(net, inputs, leaves)
     with evaluating(net), preserve_state(net), preserve_rng(inputs):
         sites = tuple(find_sites(graph, net) for graph in traces.graphs)
-        search = _Search(net, inputs, traces, sites, may_gate, before, with_streams)
+        search = _Search(net, inputs, traces, sites, may_gate, only_heads, before, with_streams)
         asked, gated, found = search.run()
     followed, root, reasons = found.followed, found.root, found.reasons
     at_sites = [
@@ -418,6 +418,7 @@ class _Search:
     traces: Traces
     sites: tuple[tuple[Site, ...], ...]
     may_gate: Callable[[Site], bool]
+    only_heads: Callable[[Site], bool]
     before: ChannelGraph | None
     with_streams: bool
 
@@ -429,11 +430,25 @@ class _Search:
         if lonely:
             asked = self._ask(lonely)
             found = self._follow(asked)
+        whole = self._products_of_heads(found)
+        if not whole.items() <= found.constraints.whole_groups.items():
+            found = self._follow(asked, whole)
         gated = asked
         while superseded := _find_superseded(found, gated):
             gated = {place: nodes - superseded[place] for place, nodes in gated.items()}
-            found = self._follow(gated)
+            found = self._follow(gated, whole)
         return asked, gated, found
+
+    def _products_of_heads(self, found: _Findings) -> dict[str, bool]:
+        """Return the products that lose whole heads however few there are: these were asked for."""
+        streams = [s.channels for s in found.streams if self.only_heads(s.site)]
+        wanted = torch.cat([found.root[:0], *streams])
+        products = (item for each in found.followed for item in each.products.items())
+        return {
+            name: True
+            for name, parts in products
+            if any(bool(torch.isin(found.parents[:, ids], wanted).any()) for _, ids in parts)
+        }
 
     def _ask(self, squashing: frozenset[str] = frozenset()) -> Gated:
         return {
@@ -445,12 +460,12 @@ class _Search:
             for place, found in enumerate(self.sites)
         }
 
-    def _follow(self, gated: Gated) -> _Findings:
+    def _follow(self, gated: Gated, whole: Mapping[str, bool] | None = None) -> _Findings:
         graphs, before = self.traces.graphs, self.before
         start = partial(follow, self.net, graphs, self.inputs, gated, gate_reads=self.with_streams)
         # Calls that repeat keys may have other names now, and what was chosen would hide them.
         copies = frozenset(start()[0].copies) if before and before.copies else frozenset[str]()
-        chosen = before.whole_groups if before else {}
+        chosen = {**(before.whole_groups if before else {}), **(whole or {})}
         constraints, followed = start(whole_groups=chosen, copies=copies)
         root, parents = constraints.roots(), constraints.parents()
         root = torch.where(parents[0] == parents[1], parents[0], root)

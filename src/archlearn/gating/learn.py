@@ -6,7 +6,8 @@ from enum import Flag, auto
 class Learn(Flag):
     """The two elements of the paper's "Layers Learnt" column, and whole heads.
 
-    In attention WIDTH closes whole heads and channels within them, HEADS whole heads only.
+    In attention WIDTH closes whole heads, if there are four or more, and channels within them,
+    HEADS whole heads only, however few there are.
     """
 
     NOTHING = 0
