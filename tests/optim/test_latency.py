@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import archlearn as al
-from archlearn.optim.latency import LatencyCheck
+from archlearn.optim.latency import LatencyCheck, LatencyTable
+from archlearn.verification.conditions import Conditions
 
 PARTS = {"calls": (1.0, 0.0, 0.0), "numbers": (0.0, 1.0, 0.0), "products": (0.0, 0.0, 1.0)}
 
@@ -103,7 +105,7 @@ def test_the_latency_of_a_state_of_the_gates_is_that_of_the_compact_network_call
 
 def test_a_table_says_where_and_for_what_batch_and_no_call_takes_less_than_nothing() -> None:
     table = al.measure_latency(gate(make_cnn()))
-    assert (table.device, table.batch_size) == ("cpu", 2)
+    assert (table.conditions.device, table.batch_size) == ("cpu", 2)
     assert len(table.calls) == 8
     assert all(min(times) >= 0 and max(times) > 0 for times in table.calls.values())
 
@@ -189,7 +191,7 @@ def test_a_resumed_optimiser_goes_by_the_table_it_began_with() -> None:
     assert gates.describe()["budget_path"] == other.describe()["budget_path"]
 
 
-def test_calls_are_timed_in_the_ordinary_memory_layout_also_if_the_model_is_trained_in_another(
+def test_calls_are_timed_in_the_ordinary_memory_layout_if_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A weight of one input channel lies in both layouts at once, and says which is meant."""
@@ -205,6 +207,74 @@ def test_calls_are_timed_in_the_ordinary_memory_layout_also_if_the_model_is_trai
         return out
 
     monkeypatch.setattr(fx.Interpreter, "call_module", watch)
-    al.measure_latency(gated)
+    al.measure_latency(gated, memory_format="contiguous")
     assert seen
     assert all(seen)
+
+
+def test_a_table_names_the_conditions_in_which_it_was_measured() -> None:
+    gated = gate(make_cnn())
+    used = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    table = al.measure_latency(gated, **used)
+    assert table.conditions == Conditions("cpu", "bfloat16", "channels_last", "eager")
+    assert next(gated.parameters()).dtype is torch.float32
+
+
+def test_a_model_in_channels_last_and_bfloat16_is_timed_so() -> None:
+    gated = gate(make_cnn().to(memory_format=torch.channels_last))
+    seen: list[tuple[torch.dtype, bool]] = []
+
+    class Watched(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            if func is torch.conv2d:
+                is_last = args[0].is_contiguous(memory_format=torch.channels_last)
+                seen.append((args[0].dtype, is_last))
+            return func(*args, **(kwargs or {}))
+
+    with Watched():
+        table = al.measure_latency(gated, dtype="bfloat16")
+    assert table.conditions.memory_format == "channels_last"
+    assert set(seen) == {(torch.bfloat16, True)}
+
+
+def test_a_table_is_read_from_its_json_as_it_was() -> None:
+    table = al.measure_latency(gate(make_cnn()))
+    assert LatencyTable.from_json(table.to_json()) == table
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"archlearn_latency": 9}', "null"])
+def test_what_is_no_table_of_latencies_is_refused(text: str) -> None:
+    with pytest.raises(al.InputError, match="give what measure_latency"):
+        LatencyTable.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("used", "said"),
+    [
+        ({"mode": "graph"}, 'give device="cuda"'),
+        ({"mode": "fast"}, "choose one of eager, graph, compile"),
+        ({"dtype": "int8"}, 'such as "bfloat16"'),
+        ({"dtype": "half precision"}, 'such as "bfloat16"'),
+        ({"memory_format": "nhwc"}, "choose one of contiguous, channels_last"),
+    ],
+)
+def test_conditions_that_are_not_there_are_refused(used: dict[str, Any], said: str) -> None:
+    gated = gate(make_cnn())
+    with pytest.raises(al.InputError, match=said):
+        al.measure_latency(gated, **used)
+    with pytest.raises(al.InputError, match=said):
+        al.compare_speed(make_cnn(), make_cnn(), torch.randn(2, 3, 8, 8), **used)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+def test_a_network_is_checked_as_it_is_used_when_it_is_compiled() -> None:
+    gated = gate(make_cnn())
+    table = al.measure_latency(gated, mode="compile")
+    assert LatencyCheck(gated, table.conditions).share() > 0
+
+
+def test_models_that_are_compared_are_left_untouched() -> None:
+    wide, narrow = nn.Linear(8, 99), nn.Linear(8, 9)
+    al.compare_speed(wide, narrow, torch.randn(3, 8), (1,), dtype="bfloat16")
+    assert {wide.weight.dtype, narrow.weight.dtype} == {torch.float32}

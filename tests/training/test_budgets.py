@@ -117,7 +117,7 @@ def test_a_run_on_a_budget_of_latency_writes_its_table_and_what_it_measured_at_t
     monkeypatch.setattr("archlearn.optim.latency._SECONDS", 0.0)
     run(tmp_path / "a", budget=("latency=100%",), epochs=1)
     table = json.loads((tmp_path / "a" / "latency.json").read_text())
-    assert (table["device"], table["batch_size"]) == ("cpu", 2)
+    assert (table["conditions"]["device"], table["batch_size"]) == ("cpu", 2)
     row = read_lines(tmp_path / "a" / METRICS)[-1]
     assert row["budget_path"].keys() == {"latency"}
     assert row["latency"] > 0

@@ -12,7 +12,6 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from itertools import compress
 from typing import Any
 
@@ -158,8 +157,8 @@ class GateOptimizer(torch.optim.Optimizer):
         if isinstance(budget, Mapping) and LATENCY in budget:
             self._latency = latency or measure_latency(self._owner)
             check_table(self._latency, self._container)
-            self._latency_check = LatencyCheck(self._owner, self._latency.device)
-            self.param_groups[0][LATENCY] = asdict(self._latency)
+            self._latency_check = LatencyCheck(self._owner, self._latency.conditions)
+            self.param_groups[0][LATENCY] = self._latency.to_json()
         self._equal_blocks = equal_blocks
         self._take_costs()
         if equal_blocks:
@@ -508,7 +507,7 @@ class GateOptimizer(torch.optim.Optimizer):
             self.state[gate] = {k: v.to(gate.device, copy=True) for k, v in state.items()}
         start = self.param_groups[0].get("start", self._start.tolist())
         if self._latency is not None and LATENCY in self.param_groups[0]:
-            self._latency = LatencyTable(**self.param_groups[0][LATENCY])
+            self._latency = LatencyTable.from_json(self.param_groups[0][LATENCY])
             self._take_costs()
             self._set_limits(self._budget)
         self._begin_with(start)

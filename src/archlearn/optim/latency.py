@@ -9,9 +9,10 @@ Of several times the shortest counts: the others were lengthened by what else th
 
 import functools
 import itertools
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from archlearn.errors import InputError, check_kind
 from archlearn.gating.cost_counter import place_inputs
 from archlearn.gating.gate_container import CONTAINER, GateContainer
-from archlearn.module_utils import evaluating, find_reference, tensors_of
+from archlearn.module_utils import evaluating, tensors_of
 from archlearn.optim.gate_limits import find_gated
 from archlearn.surgery.compaction import apply_plan
 from archlearn.surgery.planning import Decision, decide, write_plan
@@ -29,6 +30,7 @@ from archlearn.tracing.block_hooks import without_marks
 from archlearn.tracing.example_inputs import count_examples, values_for
 from archlearn.tracing.fx_utils import compile_graph
 from archlearn.tracing.transformer_blocks import count_flops
+from archlearn.verification.conditions import Conditions, Mode, capture
 from archlearn.verification.precision import cast_
 from archlearn.verification.speed import time_in_turns, wait_for
 
@@ -39,42 +41,84 @@ _N_TURNS, _TURN = 20, 0.01
 _LEAST_SHARE = 0.1
 """The least part of its channels that a group keeps there."""
 
+_VERSION = 1
+_REPLAYS = 10
+"""How often the CUDA graph of a call is replayed each time it is timed."""
 CallTime = tuple[float, float, float]
 """Nanoseconds: of a call whatever its size, of each number read or written, of a multiply-add."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyTable:
-    """How long each call of a network takes, on one device and for one batch.
+    """How long each call of a network takes, under some conditions and for one batch.
 
     Attributes:
-        device: "cpu", or where else it was measured.
+        conditions: Device, precision, memory layout and mode in which it was measured.
         batch_size: The examples of a batch: those that `add_gates` was given.
         calls: What each call takes, by its name in the graph that is followed.
     """
 
-    device: str
+    conditions: Conditions
     batch_size: int
     calls: Mapping[str, CallTime]
 
+    def to_json(self) -> str:
+        """Return the table as JSON, for `from_json`."""
+        return json.dumps({"archlearn_latency": _VERSION, **asdict(self)})
 
-def measure_latency(model: nn.Module, device: str | torch.device | None = None) -> LatencyTable:
+    @staticmethod
+    def from_json(text: str | bytes) -> "LatencyTable":
+        """Return the table that `to_json` wrote.
+
+        Raises:
+            InputError: If the text is no table of this version.
+        """
+        try:
+            data: dict[str, Any] = json.loads(text)
+            if data.pop("archlearn_latency") != _VERSION:
+                raise ValueError(f"a version other than {_VERSION}")
+            conditions = Conditions(**data.pop("conditions"))
+            calls = {str(name): _read_times(times) for name, times in data.pop("calls").items()}
+            return LatencyTable(conditions, int(data.pop("batch_size")), calls)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"this is no table of latencies ({error!r}); give what "
+                "measure_latency(model).to_json() returned"
+            ) from error
+
+
+def _read_times(times: Sequence[float]) -> CallTime:
+    own, number, multiply_add = map(float, times)
+    return own, number, multiply_add
+
+
+def measure_latency(
+    model: nn.Module,
+    device: str | torch.device | None = None,
+    *,
+    dtype: str | torch.dtype | None = None,
+    memory_format: str | torch.memory_format | None = None,
+    mode: Mode = "eager",
+) -> LatencyTable:
     """Return how long each call of a gated model takes, for the example inputs; takes seconds.
 
     For `GateOptimizer(model, ..., budget={"latency": "50%"}, latency=table)`. Times are those of
-    compact models, in evaluation mode and the ordinary memory layout, called one by one.
+    compact models in evaluation mode. What is left out is as the model is now.
 
     Args:
         model: A model from `add_gates`, or one that contains such a model.
-        device: Where to measure; left out, where the model is.
+        device: Where to measure.
+        dtype: The precision of weights and inputs, such as `torch.bfloat16`.
+        memory_format: Of tensors of four dimensions, such as `torch.channels_last`.
+        mode: "eager", "graph" (a replayed CUDA graph, without the time of launches) or "compile"
+            (calls are timed alone, and whole networks compiled).
     """
     owner = find_gated(model)
     container: GateContainer = getattr(owner, CONTAINER)
-    reference = find_reference(owner)
-    place = torch.device(device or (reference.device if reference is not None else "cpu"))
-    networks = _make_networks(owner, container, place)
-    runs = [_CallTimer(network, graph, place) for network, graph in networks]
-    inputs = place_inputs(owner, container.channel_graph.inputs).to(place)
+    conditions = Conditions.of(owner, device, dtype, memory_format, mode)
+    networks = _make_networks(owner, container, conditions)
+    runs = [_CallTimer(network, graph, conditions) for network, graph in networks]
+    inputs = conditions.place(place_inputs(owner, container.channel_graph.inputs))
     with torch.no_grad(), evaluating(*(network for network, _ in networks)):
         start, n_rounds = time.perf_counter(), 0
         while time.perf_counter() < start + _SECONDS or n_rounds <= _LEAST_ROUNDS:
@@ -85,7 +129,7 @@ def measure_latency(model: nn.Module, device: str | torch.device | None = None) 
     names = [node.name for node in container.channel_graph.graphs[0].nodes]
     timed = {name: [run for run in runs if name in run.seconds] for name in names}
     fitted = {name: _fit(found, name) for name, found in timed.items() if found}
-    table = LatencyTable(str(place), count_examples(container.channel_graph.inputs), fitted)
+    table = LatencyTable(conditions, count_examples(container.channel_graph.inputs), fitted)
     return _agree(table)
 
 
@@ -108,30 +152,32 @@ def check_table(table: LatencyTable, container: GateContainer) -> None:
 class LatencyCheck:
     """Times the network that gates leave, beside the network they began with."""
 
-    def __init__(self, owner: nn.Module, device: str) -> None:
-        self._owner, self._device = owner, torch.device(device)
+    def __init__(self, owner: nn.Module, conditions: Conditions) -> None:
+        self._owner, self._conditions = owner, conditions
         container: GateContainer = getattr(owner, CONTAINER)
         nothing = torch.zeros(len(container.channel_graph.root), dtype=torch.bool)
         whole = Decision(container.learnable, nothing, ())
-        self._original = _make_network(owner, whole, self._device)
+        self._original = _make_network(owner, whole, conditions)
 
     def share(self) -> float:
         """Return the time of the network that gates leave now, as a part of the original's."""
         container: GateContainer = getattr(self._owner, CONTAINER)
-        inputs = place_inputs(self._owner, container.channel_graph.inputs).to(self._device)
-        now = _make_network(self._owner, decide(self._owner), self._device)
+        conditions = self._conditions
+        inputs = conditions.place(place_inputs(self._owner, container.channel_graph.inputs))
+        now = _make_network(self._owner, decide(self._owner), conditions)
         calls: list[Callable[[], object]] = []
-        for network, graph in (self._original, now):
-            values = values_for(graph, inputs)
-            calls.append(functools.partial(compile_graph(graph), network, *values))
         with torch.no_grad(), evaluating(self._original[0], now[0]):
-            times = time_in_turns(calls, self._device, _N_TURNS, _TURN)
+            for network, graph in (self._original, now):
+                values = values_for(graph, inputs)
+                call = functools.partial(compile_graph(graph), network, *values)
+                calls.append(conditions.prepare(call))
+            times = time_in_turns(calls, torch.device(conditions.device), _N_TURNS, _TURN)
         before, after = map(min, times)
         return _agree(after / before)
 
 
 def _make_networks(
-    owner: nn.Module, container: GateContainer, device: torch.device
+    owner: nn.Module, container: GateContainer, conditions: Conditions
 ) -> list[tuple[nn.Module, fx.Graph]]:
     """Return compact models of random widths, the first as wide as it is."""
     groups = container.channel_graph.groups
@@ -145,32 +191,31 @@ def _make_networks(
             order = torch.randperm(size, generator=random)
             is_gone[order[max(group.least, round(size * share)) :]] = True
         dropped = container.channel_graph.find_dropped(gone)
-        made.append(_make_network(owner, Decision(container.learnable, dropped, ()), device))
+        made.append(_make_network(owner, Decision(container.learnable, dropped, ()), conditions))
     return made
 
 
 def _make_network(
-    owner: nn.Module, decision: Decision, device: torch.device
+    owner: nn.Module, decision: Decision, conditions: Conditions
 ) -> tuple[nn.Module, fx.Graph]:
     """Return the compact model of a decision, and the graph that it runs in evaluation."""
     with evaluating(owner):
         plan = write_plan(owner, decision, "parameters")
         small, graphs, _ = apply_plan(owner, decision, plan)
     cast_(small, {name: tensor.dtype for name, tensor in tensors_of(owner)})
-    for _, tensor in tensors_of(small):
-        # `contiguous` would leave a weight of one input channel as it lay, channels-last perhaps.
-        tensor.data = tensor.data.to(device).clone(memory_format=torch.contiguous_format)
+    conditions.place_(small)
     return small, without_marks(graphs[0])
 
 
 class _CallTimer(fx.Interpreter):
     """Runs a graph call by call, and takes down how long each takes and what it computes."""
 
-    def __init__(self, net: nn.Module, graph: fx.Graph, device: torch.device) -> None:
+    def __init__(self, net: nn.Module, graph: fx.Graph, conditions: Conditions) -> None:
         super().__init__(net, graph=graph)
         self.sizes: dict[str, tuple[float, float, float]] = {}
         self.seconds: dict[str, list[float]] = {}
-        self._device = device
+        self._device = torch.device(conditions.device)
+        self._captures = conditions.mode == "graph"
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node and time it; the first time, count what it computes instead."""
@@ -178,12 +223,18 @@ class _CallTimer(fx.Interpreter):
             return super().run_node(n)
         if n.name not in self.sizes:
             return self._count(n)
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        call = functools.partial(getattr(self, n.op), n.target, *self.fetch_args_kwargs_from_env(n))
+        timed, n_times = call, 1
+        if self._captures:
+            timed, n_times = capture(call, self._device), _REPLAYS
         wait_for(self._device)
         start = time.perf_counter()
-        out = getattr(self, n.op)(n.target, args, kwargs)
+        out = timed()
+        for _ in range(n_times - 1):
+            timed()
         wait_for(self._device)
-        self.seconds.setdefault(n.name, []).append(time.perf_counter() - start)
+        seconds = (time.perf_counter() - start) / n_times
+        self.seconds.setdefault(n.name, []).append(seconds)
         return out
 
     def _count(self, n: fx.Node) -> Any:

@@ -1,5 +1,6 @@
 """`compare_speed`: time and peak memory of a forward pass, of two models in turns."""
 
+import copy
 import functools
 import statistics
 import time
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from archlearn.module_utils import evaluating
 from archlearn.tracing.example_inputs import ExampleInputs
 from archlearn.tracing.shape_guards import with_rows
+from archlearn.verification.conditions import Conditions, Mode
 
 ROUNDS, SECONDS = 7, 0.05
 """How often each model has its turn, and how long a turn lasts at least."""
@@ -56,11 +58,15 @@ def compare_speed(
     example: object,
     batch_sizes: Sequence[int] = (1, 64),
     device: str | torch.device = "cpu",
+    *,
+    dtype: str | torch.dtype | None = None,
+    memory_format: str | torch.memory_format | None = None,
+    mode: Mode = "eager",
 ) -> list[Speed]:
     """Return how fast two models are, and how much memory they take, for each size of batches.
 
     They take turns, so that whatever else the machine does concerns both; times are medians. Both
-    models are moved to the device and left there.
+    models are left untouched: copies are brought to the device.
 
     Args:
         original: The model to compare with.
@@ -69,17 +75,24 @@ def compare_speed(
             them; rows are repeated to fill a batch.
         batch_sizes: How many examples a pass has.
         device: Where to run.
+        dtype: The precision of weights and inputs; left out, the models' own.
+        memory_format: Of tensors of four dimensions; left out, that of the original.
+        mode: "eager", "graph" (a replayed CUDA graph) or "compile".
     """
-    place = torch.device(device)
-    pair = (original.to(place), compact.to(place))
+    conditions = Conditions.of(original, device, dtype, memory_format, mode)
+    place = torch.device(conditions.device)
+    pair = (copy.deepcopy(original), copy.deepcopy(compact))
+    for model in pair:
+        conditions.place_(model)
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
     inputs, found = ExampleInputs.of(example), list[Speed]()
     with torch.no_grad(), evaluating(*pair):
         for size in batch_sizes:
-            given = with_rows(inputs, size).to(place)
+            given = conditions.place(with_rows(inputs, size))
             calls = [functools.partial(model, *given.args, **given.kwargs) for model in pair]
-            before, after = map(statistics.median, time_in_turns(calls, place))
             memory = _memory(calls[0], place), _memory(calls[1], place)
+            timed = [conditions.prepare(call) for call in calls]
+            before, after = map(statistics.median, time_in_turns(timed, place))
             found.append(Speed(name, size, (before, after), memory))
     return found
 

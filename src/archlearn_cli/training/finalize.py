@@ -55,9 +55,8 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
     _save(small, session.folder / COMPACT, session)
     gates = session.work.gate_optimizer
     if gates is not None and gates.latency is not None:  # it had a budget: for the report
-        pair = copy.deepcopy(session.network), copy.deepcopy(small)
-        example = in_format_of(pair[0], session.example)
-        speeds = compare_speed(*pair, example, (len(example),), gates.latency.device)
+        example, used = in_format_of(session.network, session.example), gates.latency.conditions
+        speeds = compare_speed(session.network, small, example, (len(example),), **asdict(used))
         logger.info("latency, measured again: %s", speeds[0])
         write_json(session.folder / SPEED, {"rows": [asdict(each) for each in speeds]})
     objective = session.work.objective

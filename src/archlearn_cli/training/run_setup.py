@@ -1,9 +1,8 @@
 """Everything that a run needs before its first step: data, model, optimisers."""
 
 import copy
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from archlearn.optim.gate_schedule import GateSchedule
 from archlearn.optim.latency import LatencyTable
 from archlearn_cli.data.dataset import Dataset, build_dataset
 from archlearn_cli.data.dataset_registry import load_examples
-from archlearn_cli.data.file_cache import DownloadProgress, no_progress
+from archlearn_cli.data.file_cache import DownloadProgress, no_progress, write_atomically
 from archlearn_cli.data.transforms import ImageTransform
 from archlearn_cli.training.checkpoint import (
     OPTIMISER,
@@ -56,7 +55,7 @@ from archlearn_cli.training.initial_model import (
     start_teacher,
 )
 from archlearn_cli.training.objectives import objective_of
-from archlearn_cli.training.run_directory import LATENCY_FILE, read_run_settings, write_json
+from archlearn_cli.training.run_directory import LATENCY_FILE, read_run_settings
 from archlearn_cli.training.settings import GateSettings, RunSettings, check_ranges
 from archlearn_cli.training.train_step import (
     StepContext,
@@ -151,11 +150,11 @@ def open_session(
     teacher = start_teacher(settings, dataset, network)
     path, latency = folder / LATENCY_FILE, None
     if path.is_file():  # measured when the run began
-        latency = LatencyTable(**json.loads(path.read_bytes()))
+        latency = LatencyTable.from_json(path.read_bytes())
     work = _make_work(settings, dataset, (model, teacher), fabric, latency)
     measured = work.gate_optimizer.latency if work.gate_optimizer is not None else None
     if measured is not None and latency is None and fabric.is_global_zero:
-        write_json(path, asdict(measured))
+        write_atomically(path, measured.to_json().encode())
     seed_everything(settings.seed, fabric.global_rank)
     work, stepper = make_stepper(work, fabric, settings)
     return Session(
