@@ -105,7 +105,7 @@ def test_help_imports_neither_torch_nor_the_like(arguments: list[str], tmp_path:
         ("learn --data digits --model mlp --out /proc/a", "choose another --out"),
         ("learn --data digits --model mlp --out /etc/passwd", "choose another --out"),
         ("learn --data digits --model mlp --out /etc/passwd/a", "choose another --out"),
-        ("report", "a report of no runs"),
+        ("report", "give one run's folder"),
         ("evaluate small.safetensors", "--data mnist"),
         ("export small.safetensors --to onnx", "not a safetensors file"),
     ],

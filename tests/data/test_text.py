@@ -91,7 +91,7 @@ def test_gpt_learns_a_text_and_its_compact_model_scores_the_same(
     assert rows[0]["validation_loss"] == pytest.approx(guess, rel=0.2)
     summary = json.loads((tmp_path / "run" / SUMMARY).read_text())
     assert summary["task"] == "next_token"
-    page = cli.reporting.write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    page = cli.reporting.write_report(tmp_path / "run", tmp_path / "page.html").read_text()
     assert "nats a token" in page
     small = al.load(tmp_path / "run" / COMPACT)
     dataset = cli.data.build_dataset(

@@ -49,13 +49,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     merged = replace(LENET, after={"conv1": 11, "fc1": 29, "fc2": 10}, merged=["conv2"])
     run = write_run(folder / "a", merged)
     half = write_run(folder / "half", finished=False)
-    other = write_run(
-        folder / "multiply_adds-50-seed-0", replace(LENET, score=0.99, costs=((9, 9), (5, 5)))
-    )
     return {
-        "one": cli.reporting.write_report([run], folder / "one.html"),
-        "unfinished": cli.reporting.write_report([half], folder / "unfinished.html"),
-        "several": cli.reporting.write_report([run, half, other], folder / "several.html"),
+        "one": cli.reporting.write_report(run, folder / "one.html"),
+        "unfinished": cli.reporting.write_report(half, folder / "unfinished.html"),
     }
 
 
@@ -69,7 +65,7 @@ def show(browser: Browser, page: Path, width: int = 1100, scheme: str = "light")
     browser.open(page)
 
 
-@pytest.mark.parametrize(("name", "n_figures"), [("one", 8), ("unfinished", 7), ("several", 4)])
+@pytest.mark.parametrize(("name", "n_figures"), [("one", 8), ("unfinished", 7)])
 def test_every_figure_is_drawn_and_nothing_is_complained_of(
     browser: Browser, pages: dict[str, Path], name: str, n_figures: int
 ) -> None:
@@ -80,7 +76,7 @@ def test_every_figure_is_drawn_and_nothing_is_complained_of(
     assert browser.complaints == []
 
 
-@pytest.mark.parametrize("name", ["one", "unfinished", "several"])
+@pytest.mark.parametrize("name", ["one", "unfinished"])
 def test_nothing_but_the_page_is_loaded(
     browser: Browser, pages: dict[str, Path], name: str
 ) -> None:
@@ -89,7 +85,7 @@ def test_nothing_but_the_page_is_loaded(
 
 
 @pytest.mark.parametrize("width", [390, 1100])
-@pytest.mark.parametrize("name", ["one", "several"])
+@pytest.mark.parametrize("name", ["one", "unfinished"])
 def test_the_page_is_no_wider_than_its_window(
     browser: Browser, pages: dict[str, Path], name: str, width: int
 ) -> None:
@@ -102,7 +98,7 @@ def test_long_names_do_not_run_into_the_bars(browser: Browser, tmp_path: Path) -
     before = {"features.stage.1.convolution": 512, "features.stage.2.convolution": 512, "out": 10}
     after = {"features.stage.2.convolution": 128, "out": 10}
     run = write_run(tmp_path / "a", replace(LENET, before=before, after=after))
-    show(browser, cli.reporting.write_report([run], tmp_path / "long.html"))
+    show(browser, cli.reporting.write_report(run, tmp_path / "long.html"))
     assert browser.evaluate("document.querySelectorAll('#architecture text').length") == 6
     assert browser.evaluate(COVERED) == []
 
@@ -154,7 +150,7 @@ CUT_OFF = """[...document.querySelectorAll('.scroll')].filter(
 ).map(box => box.ariaLabel)"""
 
 
-@pytest.mark.parametrize("name", ["one", "several"])
+@pytest.mark.parametrize("name", ["one", "unfinished"])
 def test_text_keeps_its_distance_and_no_table_is_cut_off(
     browser: Browser, pages: dict[str, Path], name: str
 ) -> None:

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_page_has_each_layer_the_sums_and_the_accuracy(folder: Path) -> None:
-    page = cli.reporting.write_report([folder], folder / "report.html").read_text("utf-8")
+    page = cli.reporting.write_report(folder, folder / "report.html").read_text("utf-8")
     table = page.partition("<caption>lenet on mnist, before and after</caption>")[2]
     rows = re.findall(r"<tr>(.*?)</tr>", table.partition("</table>")[0])
     said = [[html.unescape(c) for c in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", r)] for r in rows]

@@ -14,13 +14,6 @@ from archlearn_cli.reporting.architecture_diagram import (
     draw_diagram,
     read_diagram,
 )
-from archlearn_cli.reporting.comparison import (
-    RunPoint,
-    draw_run_frontier,
-    find_best,
-    find_differences,
-    read_frontiers,
-)
 from archlearn_cli.reporting.figures import (
     PALETTE,
     SERIES,
@@ -159,78 +152,6 @@ def test_labels_that_are_apart_stay() -> None:
 def test_labels_pushed_onto_a_third_move_with_it() -> None:
     assert spread_labels([0.5, 0.5, 0.56], 0.1) == pytest.approx([0.42, 0.52, 0.62])
     assert spread_labels([0.0, 0.5, 0.5, 0.56], 0.1) == pytest.approx([0.0, 0.42, 0.52, 0.62])
-
-
-def points(*pairs: tuple[int, float]) -> list[RunPoint]:
-    return [
-        RunPoint(number=number, parameters=parameters, score=score)
-        for number, (parameters, score) in enumerate(pairs, start=1)
-    ]
-
-
-def test_a_larger_run_must_be_better_to_be_among_the_best() -> None:
-    runs = points((50, 0.99), (10, 0.95), (20, 0.97), (30, 0.96), (60, 0.99))
-    assert [p.number for p in find_best(runs, lower_is_better=False)] == [2, 3, 1]
-
-
-def test_for_an_error_lower_is_better() -> None:
-    runs = points((50, 0.99), (10, 0.95), (5, 0.97))
-    assert [p.number for p in find_best(runs, lower_is_better=True)] == [3, 2]
-
-
-def test_of_two_runs_of_one_size_the_better_is_kept() -> None:
-    assert [p.number for p in find_best(points((5, 0.9), (5, 0.8)), lower_is_better=False)] == [1]
-
-
-def test_runs_on_other_data_stand_apart_and_keep_their_numbers(tmp_path: Path) -> None:
-    stories = [
-        LENET,
-        replace(LENET, data="diabetes", task="regression", score=2900.0),
-        replace(LENET, score=0.99, costs=((431080, 1), (5000, 1))),
-    ]
-    folders = [write_run(tmp_path / str(n), story) for n, story in enumerate(stories)]
-    runs = [read_run(folder) for folder in folders]
-    mnist, diabetes = read_frontiers(runs)
-    assert [(p.number, p.parameters, p.score) for p in mnist.points] == [
-        (1, 19115, runs[0].validation_score),
-        (3, 5000, runs[2].validation_score),
-    ]
-    assert [p.number for p in mnist.best] == [3, 1]
-    assert (diabetes.data, diabetes.lower_is_better) == ("diabetes", True)
-
-
-def test_the_best_run_is_chosen_on_validation_data(tmp_path: Path) -> None:
-    """The second run is better on test data by chance alone."""
-    lucky = replace(LENET, score=0.98, test_score=0.999)
-    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", lucky)]
-    (frontier,) = read_frontiers([read_run(folder) for folder in folders])
-    assert [p.number for p in frontier.best] == [1]
-
-
-def test_runs_that_landed_on_one_budget_share_a_place_on_an_axis_with_different_ticks(
-    tmp_path: Path,
-) -> None:
-    costs = [((50610, 1), (after, 1)) for after in (25291, 25330, 25279)]
-    folders = [write_run(tmp_path / str(c), replace(LENET, costs=c)) for c in costs]
-    (frontier,) = read_frontiers([read_run(folder) for folder in folders])
-    figure = draw_run_frontier(frontier)
-    (axes,) = figure.axes
-    low, high = axes.get_xlim()
-    figure.draw_without_rendering()
-    ticks = [label.get_text() for label in axes.get_xticklabels()]
-    assert len(ticks) > 1
-    assert len(set(ticks)) == len(ticks)
-    assert high / low == pytest.approx(1.1)
-    assert low < 25279 < 25330 < high
-
-
-def test_only_settings_that_differ_are_compared(tmp_path: Path) -> None:
-    first = read_run(write_run(tmp_path / "a"))
-    second = read_run(write_run(tmp_path / "b", replace(LENET, name="b", seed=3, width_cost=1e-3)))
-    assert find_differences([first, second]) == {
-        "seed": (0, 3),
-        "strengths.width_cost": (3e-4, 1e-3),
-    }
 
 
 def test_the_name_of_a_line_beyond_its_axes_stays_beside_them() -> None:

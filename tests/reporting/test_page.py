@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -56,13 +55,13 @@ def read(path: Path) -> Outline:
     return outline
 
 
-def report(folders: Sequence[Path]) -> Outline:
-    return read(cli.reporting.write_report(folders, folders[0].parent / "pages" / "report.html"))
+def report(folder: Path) -> Outline:
+    return read(cli.reporting.write_report(folder, folder.parent / "pages" / "report.html"))
 
 
 def test_a_finished_run_has_every_part(tmp_path: Path) -> None:
     story = replace(LENET, after={"conv1": 11, "fc1": 29, "fc2": 10}, merged=["conv2"])
-    page = report([write_run(tmp_path / "a", story)])
+    page = report(write_run(tmp_path / "a", story))
     figures = {"architecture", "score", "loss", "widths", "depth", "size", "gap"}
     assert figures | {"gates"} <= set(page.ids)
     for words in (
@@ -89,19 +88,17 @@ def test_a_finished_run_has_every_part(tmp_path: Path) -> None:
 
 def test_a_layer_that_did_not_merge_was_left_out_with_its_branch(tmp_path: Path) -> None:
     story = replace(LENET, after={"conv1": 11, "fc1": 29, "fc2": 10}, merged=[])
-    assert "50 → left out" in report([write_run(tmp_path / "a", story)]).text
+    assert "50 → left out" in report(write_run(tmp_path / "a", story)).text
 
 
 def test_a_page_asks_nothing_of_the_network_and_runs_nothing(tmp_path: Path) -> None:
-    page = report([write_run(tmp_path / "a"), write_run(tmp_path / "b")])
-    single = report([tmp_path / "a"])
-    for outline in (page, single):
-        assert not {"script", "link", "iframe", "object"} & set(outline.tags)
-        assert all(link.startswith(("#", "data:image/png;base64,")) for link in outline.links)
+    page = report(write_run(tmp_path / "a"))
+    assert not {"script", "link", "iframe", "object"} & set(page.tags)
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in page.links)
 
 
 def test_an_unfinished_run_has_a_page_that_says_so(tmp_path: Path) -> None:
-    page = report([write_run(tmp_path / "a", finished=False)])
+    page = report(write_run(tmp_path / "a", finished=False))
     assert "This run is unfinished: the page shows where it stood after epoch 6." in page.text
     assert f"archlearn learn --resume {tmp_path / 'a'}" in page.text
     assert "There is no certificate" in page.text
@@ -113,7 +110,7 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     folder.mkdir()
     (folder / "config.toml").write_text('model = "lenet"\ndata = "mnist"\n')
-    page = report([folder])
+    page = report(folder)
     assert "No measurement has been written yet" in page.text
     assert "unchanged" not in page.text
     assert "svg" not in page.tags
@@ -125,7 +122,7 @@ def test_a_run_of_one_epoch_has_a_page(tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "gates.jsonl"):
         first = (folder / name).read_text().splitlines()[0]
         (folder / name).write_text(first + "\n")
-    page = report([folder])
+    page = report(folder)
     assert {"score", "gap", "gates"} <= set(page.ids)
 
 
@@ -133,7 +130,7 @@ def test_a_run_that_learns_nothing_has_a_page(tmp_path: Path) -> None:
     costs = LENET.costs[0]
     folder = write_run(tmp_path / "a", replace(LENET, after=LENET.before, costs=(costs, costs)))
     (folder / "gates.jsonl").write_text('{"epoch": 0, "width": {}, "depth": {}}\n')
-    page = report([folder])
+    page = report(folder)
     assert "unchanged" in page.text
     assert "gates" not in page.ids
 
@@ -147,7 +144,7 @@ def test_the_page_of_a_baseline_says_that_it_is_one(tmp_path: Path) -> None:
     for when in ("before", "after"):
         summary[when] |= {"architecture": "", "widths": {}}
     (folder / "summary.json").write_text(json.dumps(summary))
-    page = report([folder])
+    page = report(folder)
     assert "Trained as it is: no architecture is learnt." in page.text
     assert "No measurement" not in page.text
     assert {"score", "loss"} <= set(page.ids)
@@ -160,13 +157,13 @@ def test_perfect_and_hopeless_accuracies_can_be_drawn(tmp_path: Path) -> None:
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         changed = [re.sub(r'(_accuracy": )[\d.e-]+', rf"\g<1>{score}", line) for line in lines]
         (folder / "metrics.jsonl").write_text("\n".join(changed))
-        assert "score" in report([folder]).ids
+        assert "score" in report(folder).ids
 
 
 def test_a_network_of_many_layers_is_shown_as_a_map(tmp_path: Path) -> None:
     before = {f"features.{n}.conv": 32 for n in range(40)} | {"out": 10}
     after = {name: width // 2 for name, width in before.items()} | {"out": 10}
-    page = report([write_run(tmp_path / "a", replace(LENET, before=before, after=after))])
+    page = report(write_run(tmp_path / "a", replace(LENET, before=before, after=after)))
     assert "1,290 channels in 41 layers → 650 channels in 41 layers" in page.text
     assert "image" in page.tags
 
@@ -176,12 +173,12 @@ def test_a_network_that_is_no_chain_is_summed_up(tmp_path: Path) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     summary["after"]["architecture"] = "conv1  11 of 20\nconv2  25 of 50"
     (folder / "summary.json").write_text(json.dumps(summary))
-    assert "→ 75 channels in 4 layers" in report([folder]).text
+    assert "→ 75 channels in 4 layers" in report(folder).text
 
 
 def test_regression_speaks_of_errors(tmp_path: Path) -> None:
     story = replace(LENET, data="diabetes", task="regression", score=2874.3)
-    page = report([write_run(tmp_path / "a", story)])
+    page = report(write_run(tmp_path / "a", story))
     assert "Squared error 2,874" in page.text
     assert "outputs are to be multiplied by 77.1, and 152.5 to be added" in page.text
     assert "Accuracy" not in page.text
@@ -189,7 +186,7 @@ def test_regression_speaks_of_errors(tmp_path: Path) -> None:
 
 def test_a_run_with_a_budget_has_no_penalty_and_tells_of_its_cuts(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
-    before = report([folder]).text
+    before = report(folder).text
     assert "Loss. The penalty comes on top in training." in before
     assert "What was dropped and merged: the plan" in before
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -198,36 +195,10 @@ def test_a_run_with_a_budget_has_no_penalty_and_tells_of_its_cuts(tmp_path: Path
     summary = json.loads((folder / "summary.json").read_text())
     summary["shrinking"] = {"epochs": [2, 3], "multiply_adds": 0.7, "memory_bytes": [2e6, 3e5]}
     (folder / "summary.json").write_text(json.dumps(summary))
-    page = report([folder])
+    page = report(folder)
     assert "Loss. Of the task alone." in page.text
     assert "What was dropped and merged behind the last cut in training: the plan" in page.text
     assert "Memory in training 2 MB, at the end 300 kB" in page.text
-
-
-def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
-    runs = [
-        write_run(tmp_path / "a"),
-        write_run(tmp_path / "b", replace(LENET, name="small", width_cost=1e-3, score=0.99)),
-        write_run(tmp_path / "c", finished=False),
-    ]
-    page = report(runs)
-    assert "3 runs side by side" in page.text
-    assert {"frontier-0", "architecture-1", "architecture-2", "architecture-3"} <= set(page.ids)
-    assert "strengths.width_cost" in page.text
-    assert "c: This run is unfinished" in page.text
-
-
-def test_runs_are_compared_on_validation_data_and_the_page_says_so(tmp_path: Path) -> None:
-    runs = [
-        write_run(tmp_path / "a", replace(LENET, score=0.97, test_score=0.96)),
-        write_run(tmp_path / "b", replace(LENET, score=0.95, test_score=0.98)),
-    ]
-    page = report(runs)
-    assert "Run Validation accuracy Test accuracy" in page.text
-    for shown in ("96.88 % 96.00 %", "94.88 % 98.00 %"):
-        assert shown in page.text
-    assert "the best of them chosen, on validation data" in page.text
-    assert "no other run is both smaller and better on validation data" in page.text
 
 
 def test_what_a_run_is_called_cannot_become_markup(tmp_path: Path) -> None:
@@ -240,15 +211,9 @@ def test_what_a_run_is_called_cannot_become_markup(tmp_path: Path) -> None:
         after={hostile: 5, "out": 10},
     )
     folder = write_run(tmp_path / "a", story)
-    for folders in ([folder], [folder, folder]):
-        page = report(folders)
-        assert "script" not in page.tags
-        assert hostile in page.text
-
-
-def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no runs"):
-        cli.reporting.write_report([], tmp_path / "report.html")
+    page = report(folder)
+    assert "script" not in page.tags
+    assert hostile in page.text
 
 
 @pytest.mark.parametrize(
@@ -273,19 +238,19 @@ def test_files_that_hold_what_no_run_writes_are_refused(
     with pytest.raises(
         InputError, match=r"cannot report on .*a: metrics.jsonl, .* what no run wri"
     ):
-        cli.reporting.write_report([folder], tmp_path / "report.html")
+        cli.reporting.write_report(folder, tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
 def test_a_folder_is_refused_as_the_file_to_write(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="that is a folder"):
-        cli.reporting.write_report([write_run(tmp_path / "a")], tmp_path)
+        cli.reporting.write_report(write_run(tmp_path / "a"), tmp_path)
 
 
 def test_the_page_replaces_an_older_one_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     out = tmp_path / "pages" / "report.html"
     out.parent.mkdir()
     out.write_text("old")
-    assert cli.reporting.write_report([write_run(tmp_path / "a")], out) == out
+    assert cli.reporting.write_report(write_run(tmp_path / "a"), out) == out
     assert [path.name for path in out.parent.iterdir()] == ["report.html"]
     assert "lenet on mnist" in out.read_text("utf-8")

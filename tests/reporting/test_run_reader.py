@@ -137,7 +137,7 @@ def test_writing_a_report_needs_neither_torch_nor_pyplot(tmp_path: Path) -> None
     folder = write_run(tmp_path / "a")
     program = (
         "import sys; from pathlib import Path; from archlearn_cli.reporting import write_report\n"
-        f"write_report([Path({str(folder)!r})], Path({str(tmp_path / 'r.html')!r}))\n"
+        f"write_report(Path({str(folder)!r}), Path({str(tmp_path / 'r.html')!r}))\n"
         "print(sorted({'torch', 'matplotlib.pyplot'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -63,7 +63,7 @@ def test_a_run_is_the_same_with_and_without_shrinking(whole: Path, tmp_path: Pat
 
 
 def test_the_report_tells_when_channels_were_cut_out(whole: Path, tmp_path: Path) -> None:
-    page = cli.reporting.write_report([whole], tmp_path / "report.html").read_text()
+    page = cli.reporting.write_report(whole, tmp_path / "report.html").read_text()
     assert "Channels cut out" in page
     assert "multiply-adds in training" in page
 

@@ -70,7 +70,7 @@ def test_all_train_examples_are_learnt_from(tmp_path: Path) -> None:
 
 
 def test_report_says_so_and_leaves_the_figure_out(folder: Path, tmp_path: Path) -> None:
-    page = cli.reporting.write_report([folder], tmp_path / "page.html").read_text()
+    page = cli.reporting.write_report(folder, tmp_path / "page.html").read_text()
     assert "no validation part" in page
     assert "On validation data." not in page
 

@@ -61,6 +61,7 @@ def show_downloads() -> Generator[DownloadProgress]:
 
 
 _LONGEST_LINE = 160  # of an architecture; of more layers their number is said
+_LONGEST_ROW = 10_000
 _MOST_NAMES = 4
 _LEAST_CELLS = 20  # characters before the last cell of a row that is broken there
 
@@ -324,3 +325,8 @@ def _fold_line(line: str, width: int, indent: str) -> list[str]:
 def _write(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def print_table(table: Table) -> None:
+    """Print a table; lines that go into a file or a pipe are as long as they are."""
+    Console(width=None if sys.stdout.isatty() else _LONGEST_ROW).print(table)

@@ -192,25 +192,36 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
 
 REPORT_EXAMPLES = """Examples:
   archlearn report runs/a
-  archlearn report runs/a runs/b runs/c --out compare.html
+  archlearn report runs/a runs/b runs/c
 """
 
 
 def report(*runs: Path, out: Path | None = None) -> None:
-    """Write one self-contained page about one run, or several side by side.
+    """Write one self-contained page about one run, or show several runs in a table.
 
     Args:
         runs: Folders of runs.
-        out: The file. [default: report.html, of one run in its folder, of several here]
+        out: The file of the page. [default: report.html in the run's folder]
     """
     from archlearn_cli.reporting import write_report
     from archlearn_cli.reporting.run_reader import explaining_odd_files, read_run
     from archlearn_cli.training.run_directory import REPORT, writing
 
+    if len(runs) != 1 and (out is not None or not runs):
+        raise SettingsError(
+            f"a page is about one run, and {len(runs)} were named; give one run's folder, or "
+            "several without --out for a table of them"
+        )
     with explaining_odd_files(runs):
-        for run in runs:  # refused before a folder is made
-            read_run(run)
-    target = out or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
+        records = [read_run(run) for run in runs]  # refused before a folder is made
+        if len(records) > 1:
+            from archlearn_cli.commands.display import print_table
+            from archlearn_cli.reporting.run_table import make_run_table
+
+            print_table(make_run_table(records))
+            return
+    folder = records[0].folder
+    target = out or folder / REPORT
     with writing(target):
-        write_report(list(runs), target)
+        write_report(folder, target)
     sys.stdout.write(f"{target}\n")

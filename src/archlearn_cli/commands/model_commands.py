@@ -221,7 +221,7 @@ def evaluate_command(
         sys.stdout.write(f"{', '.join(words)}\n")
         sys.stdout.write("".join(f"{row}\n" for row in speeds))
         if (target / REPORT).is_file():
-            cli.reporting.write_report([target], target / REPORT)
+            cli.reporting.write_report(target, target / REPORT)
 
 
 def _check_times_can_be_kept(run: Path) -> None:

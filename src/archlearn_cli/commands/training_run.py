@@ -53,6 +53,6 @@ def _watch(
     sys.stdout.write(f"compact model  {folder / COMPACT}\n")
     if settings.record.report:
         with explaining_full_disks(folder):
-            written = cli.reporting.write_report([folder], folder / REPORT)
+            written = cli.reporting.write_report(folder, folder / REPORT)
         sys.stdout.write(f"report         {written}\n")
     return summary
