@@ -235,7 +235,8 @@ def _summarise(active: _ActiveRun, last: Session, seconds: float) -> Outcome:
     architecture = "-".join(map(str, widths_of(session.work.model).values()))
     if has_gates(session.work.model):
         gated = copy.deepcopy(session.work.model).cpu()
-        architecture = str(read_architecture(gated, pay=session.settings.strengths.pay))
+        pay = session.settings.strengths.pay
+        architecture = str(read_architecture(gated, session.example, pay=pay))
     row = Row(
         row=active.run.row,
         seed=session.settings.seed,
@@ -256,7 +257,8 @@ def _compact_trained(session: Session) -> nn.Module:
     set_layout_(model, torch.contiguous_format)
     if not has_gates(model):
         return model
-    return compact(model, plan(model, session.example, pay=session.settings.strengths.pay))
+    asked = plan(model, session.example, pay=session.settings.strengths.pay)
+    return compact(model, asked, example_inputs=session.example)
 
 
 def _describe_gates(active: _ActiveRun) -> list[dict[str, Any]]:
