@@ -36,7 +36,6 @@ from archlearn_cli.training.checkpoint import LATEST, Position, read_checkpoint,
 from archlearn_cli.training.settings import RunSettings, format_settings, read_settings
 from benchmarks import circumstances
 from benchmarks.hostile_files import CANARY, CODE, FAMILIES, File, Json, SizedRandom
-from tests.models.caffe_files import network
 
 MUTATED = "mutated files"
 CONTROL = "control"
@@ -124,15 +123,12 @@ def build_corpus(folder: Path) -> list[File]:
     safetensors.torch.save_file(state, folder / "state.safetensors")
     torch.save(state, folder / "state.pth")
     torch.save({"state_dict": state}, folder / "old.pth", _use_new_zipfile_serialization=False)
-    layers = {"conv": [torch.ones(2, 3, 3, 3), torch.ones(2)], "fc": [torch.ones(2, 8)]}
-    (folder / "new.caffemodel").write_bytes(network(layers, "new"))
-    (folder / "old.caffemodel").write_bytes(network(layers, "old"))
     write_checkpoint(
         folder, Position(epoch=3, command="archlearn learn"), {"model/a": torch.ones(9)}
     )
     (folder / "config.toml").write_text(format_settings(RunSettings()))
     models = ["net.safetensors", "compact.safetensors", "leaf.safetensors"]
-    weights = ["state.safetensors", "state.pth", "old.pth", "new.caffemodel", "old.caffemodel"]
+    weights = ["state.safetensors", "state.pth", "old.pth"]
     return [
         *(File("model", name, (folder / name).read_bytes()) for name in models * 3),
         *(File("weights", name, (folder / name).read_bytes()) for name in weights),

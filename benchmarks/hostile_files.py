@@ -19,7 +19,6 @@ import torch
 
 from archlearn.serialization import limits
 from archlearn_cli.training import checkpoint
-from tests.models.caffe_files import blob, content, layer, varint
 
 Json = dict[str, Any]
 Kind = Literal["model", "weights", "checkpoint", "settings", "control"]
@@ -598,48 +597,6 @@ def hostile_weights_in_safetensors(random: SizedRandom) -> File:
     n_bytes = 0 if 0 in shape else 4 * int(np.prod(shape))
     tensors = [(draw_code(random).replace("\ud800", ""), "F32", shape, n_bytes)]
     return File("weights", "state.safetensors", build_safetensors(tensors, {}))
-
-
-def _unpacked(n: int, width: int, random: SizedRandom) -> bytes:
-    number = 5 if width == 4 else 8
-    rows = np.empty(n, dtype=[("tag", "u1"), ("value", f"V{width}")])
-    rows["tag"] = number << 3 | (5 if width == 4 else 1)
-    rows["value"] = random.randbytes(width)
-    return rows.tobytes()
-
-
-@family
-def caffe_weights_not_packed(random: SizedRandom) -> File:
-    n, width = random.draw_size(1_000, 2_000_000), random.choice([4, 8])
-    size = random.choice([n, n, n + 1])
-    values = content(7, content(1, varint(size))) + _unpacked(n, width, random)
-    return File("weights", "net.caffemodel", layer("fc", [values], "new"))
-
-
-@family
-def caffe_fields_without_end(random: SizedRandom) -> File:
-    n = random.draw_size(1_000, 1_000_000)
-    one = random.choice([
-        varint(9 << 3) + b"\0", content(9, b""), content(100, b""), content(2, b""),
-        varint(9 << 3 | 5) + bytes(4) + varint(10 << 3 | 1) + bytes(8),
-        content(100, content(7, b"")), content(100, content(7, content(7, b""))),
-    ])  # fmt: skip
-    body = one * n
-    if random.random() < 0.3:
-        inner = blob(torch.ones(1), "new")
-        count = min(n, 100_000)
-        body = b"".join(layer(f"l{i}", [inner], "new") for i in range(count))
-    return File("weights", "net.caffemodel", body)
-
-
-@family
-def caffe_shapes(random: SizedRandom) -> File:
-    n = random.draw_size(1, 2_000_000)
-    sizes = [random.choice([0, 1, 2**31, 2**63, 2**64 - 1])] * n
-    packed = content(7, content(1, b"".join(map(varint, sizes))))
-    if random.random() < 0.5:
-        packed = content(7, b"".join(varint(1 << 3) + varint(size) for size in sizes[:50_000]))
-    return File("weights", "net.caffemodel", layer("a", [packed + content(5, bytes(4))], "new"))
 
 
 class _Hostile:

@@ -11,7 +11,7 @@ from PIL import Image
 
 import archlearn as al
 from archlearn import SettingsError
-from archlearn_cli.models.caffenet import CaffeNet
+from archlearn_paper.caffenet import CaffeNet
 from archlearn_paper.experiment import FULL, QUICK, Check, Origin, Row
 from archlearn_paper.experiments import find_experiment, table_4
 from archlearn_paper.experiments.table_4 import SHARES, CaseStudy, RelaxDropout
@@ -127,7 +127,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         command="a test",
     )
     tiny = CaseStudy(
-        model="caffenet:0.04",
+        model="archlearn_paper.caffenet:build_eighth",
         side=67,
         epochs=2,
         further=2,

@@ -138,3 +138,8 @@ def test_gpt_sees_no_later_token_and_takes_a_shorter_text() -> None:
         torch.testing.assert_close(net(example)[:, :4], net(other)[:, :4], rtol=0, atol=1e-12)
         assert not torch.equal(net(example)[:, 4:], net(other)[:, 4:])
         torch.testing.assert_close(net(example[:, :5]), net(example)[:, :5], rtol=0, atol=1e-12)
+
+
+def test_torchvisions_alexnet_has_its_parameters() -> None:
+    with torch.device("meta"):
+        assert n_parameters(cli.models.AlexNet()) == 61_100_840

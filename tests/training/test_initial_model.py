@@ -17,7 +17,7 @@ import archlearn as al
 from archlearn import RunInterruptedError
 from archlearn_cli.commands.display import describe_run_start
 from archlearn_cli.data import no_progress
-from archlearn_cli.models import CaffeNet
+from archlearn_cli.models import LeNet
 from archlearn_cli.training import (
     Audience,
     GateSettings,
@@ -31,16 +31,15 @@ from archlearn_cli.training import (
     prepare,
     resume,
 )
-from tests.models.caffe_files import as_caffe_has_them, network
 from tests.run_files import COMPACT, LATEST
 
-SIZES: dict[str, Any] = {"side": 67, "n_outputs": 3, "factor": 1 / 48}
-MODEL = f"caffenet:{1 / 48}"
+SIZES: dict[str, Any] = {"n_channels": 3, "side": 67, "n_outputs": 3, "widths": (4, 6, 8)}
+MODEL = "lenet:4-6-8"
 
 
-def pretrained() -> CaffeNet:
+def pretrained() -> LeNet:
     torch.manual_seed(5)
-    net = CaffeNet(**SIZES).eval()
+    net = LeNet(**SIZES).eval()
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.1)
     return net
@@ -88,14 +87,12 @@ def assert_same_at_step_0(session: Session, net: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("learn", ["all", "width", "depth"])
-@pytest.mark.parametrize("suffix", [".caffemodel", ".pth", ".safetensors"])
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_gates_start_without_disturbing_the_pretrained_network(
     photos: Path, tmp_path: Path, suffix: str, learn: str
 ) -> None:
     net, path = pretrained(), tmp_path / f"net{suffix}"
-    if suffix == ".caffemodel":
-        path.write_bytes(network(as_caffe_has_them(net.state_dict(), "conv1"), "old"))
-    elif suffix == ".pth":
+    if suffix == ".pth":
         torch.save(net.state_dict(), path)
     else:
         safetensors.torch.save_file(net.state_dict(), path)
@@ -110,17 +107,6 @@ def test_gates_start_without_disturbing_the_pretrained_network(
     with torch.no_grad():
         torch.testing.assert_close(model.eval()(x), net(x), rtol=0, atol=1e-5)
         assert torch.equal(session.network.eval()(x), net(x))
-
-
-def test_caffes_network_sees_images_as_caffe_shows_them(photos: Path, tmp_path: Path) -> None:
-    path = tmp_path / "net.caffemodel"
-    path.write_bytes(network(as_caffe_has_them(pretrained().state_dict(), "conv1"), "new"))
-    own = begin(settings(photos, None), tmp_path).dataset
-    caffes = begin(settings(photos, path), tmp_path).dataset
-    mean = torch.tensor([122.67891434, 116.66876762, 104.00698793]) / 255
-    torch.testing.assert_close(caffes.mean.flatten(), mean)
-    torch.testing.assert_close(caffes.std, torch.full((3, 1, 1), 1 / 255))
-    assert not torch.allclose(own.mean, caffes.mean)
 
 
 def test_network_that_was_saved_compact_is_learnt_further(photos: Path, tmp_path: Path) -> None:
@@ -156,7 +142,7 @@ def test_a_run_ends_although_the_file_it_started_from_is_gone(photos: Path, tmp_
 
 
 def test_network_for_other_data_is_refused(photos: Path, tmp_path: Path) -> None:
-    al.save(CaffeNet(**SIZES | {"n_outputs": 7}), tmp_path / "seven.safetensors")
+    al.save(LeNet(**SIZES | {"n_outputs": 7}), tmp_path / "seven.safetensors")
     with pytest.raises(
         al.InputError, match=r"gives \(2, 7\) for two examples, but .* has 3 outputs"
     ):

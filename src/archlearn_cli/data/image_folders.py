@@ -1,7 +1,7 @@
 """Folders of images: one folder a class, Tiny ImageNet.
 
-Classes are numbered in the alphabetical order of their names (n01440764 is 0), as Caffe and
-torchvision do.
+Classes are numbered in the alphabetical order of their names (n01440764 is 0), as
+torchvision does.
 """
 
 from pathlib import Path

@@ -1,7 +1,6 @@
 """The public names, and where each is; `archlearn.lazy_names` reads this list."""
 
-from archlearn_cli.models.caffenet import AlexNet as AlexNet
-from archlearn_cli.models.caffenet import CaffeNet as CaffeNet
+from archlearn_cli.models.alexnet import AlexNet as AlexNet
 from archlearn_cli.models.cifar_networks import VGG as VGG
 from archlearn_cli.models.cifar_networks import DenseNet as DenseNet
 from archlearn_cli.models.cifar_networks import MobileNetV2 as MobileNetV2

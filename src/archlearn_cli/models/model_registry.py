@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from archlearn.errors import InputError
-from archlearn_cli.models import caffenet, cifar_networks, transformers
+from archlearn_cli.models import alexnet, cifar_networks, transformers
 from archlearn_cli.models.lenet import LENET_SMALLEST_SIDE, MLP, ConvNet, DeepLeNet, LeNet
 from archlearn_cli.models.user_code import call_users_code
 
@@ -88,11 +88,6 @@ def _deep_lenet(asked: NetworkRequest) -> nn.Module:
     return DeepLeNet(asked.numbers("6")[0], *images, asked.n_outputs)
 
 
-def _caffenet(asked: NetworkRequest) -> nn.Module:
-    images = asked.images(caffenet.CAFFENET_SMALLEST_SIDE)
-    return caffenet.CaffeNet(*images, asked.n_outputs, asked.factor)
-
-
 def _residual(
     kind: type[cifar_networks.ResNet] | type[cifar_networks.PreActivationResNet], n_blocks: int
 ) -> Callable[[NetworkRequest], nn.Module]:
@@ -160,14 +155,10 @@ _BUILT_IN: dict[str, tuple[str, Callable[[NetworkRequest], nn.Module]]] = {
         "32-32-64-64-128-128 convolutions with BatchNorm",
         lambda asked: ConvNet(asked.images(8)[0], asked.n_outputs),
     ),
-    "caffenet": (
-        "the paper's network for ImageNet; caffenet:0.5 has half of each width",
-        _caffenet,
-    ),
     "alexnet": (
         "torchvision's AlexNet: one tower, no normalisation",
-        lambda asked: caffenet.AlexNet(
-            asked.images(caffenet.ALEXNET_SMALLEST_SIDE)[0], asked.n_outputs
+        lambda asked: alexnet.AlexNet(
+            asked.images(alexnet.ALEXNET_SMALLEST_SIDE)[0], asked.n_outputs
         ),
     ),
     "resnet20": (

@@ -1,11 +1,4 @@
-"""Pretrained weights from files of Caffe, torchvision and this package.
-
-Caffe reads images as blue, green, red from 0 to 255 and takes a mean off each colour. This package
-gives a network red, green, blue. So the first convolution's input channels are turned round when
-Caffe's weights are read, and the mean is given in our order and in parts of 255, with a deviation
-of 1/255: `(x / 255 - mean) / std` is then what Caffe computes. Where BVLC's CaffeNet was trained
-with a mean image, its mean over the pixels is used, as Caffe's own examples do for deployment.
-"""
+"""Pretrained weights from files of torchvision, training scripts and this package."""
 
 import copy
 import logging
@@ -24,9 +17,7 @@ from torch import Tensor, nn
 from archlearn.errors import FileError, InputError
 from archlearn.serialization import load
 from archlearn.serialization.file_format import FORMAT, open_safetensors, read_tensor
-from archlearn_cli.models.caffe_import import Blobs, read_caffemodel
 
-_CAFFE_MEAN = (122.67891434 / 255, 116.66876762 / 255, 104.00698793 / 255)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 _STATE_KEYS = ("state_dict", "model_state_dict", "model")
@@ -44,31 +35,6 @@ class Pretrained:
     state: Mapping[str, Tensor]
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-
-
-def from_caffe(blobs: Blobs) -> Pretrained:
-    """Return the weights and biases of Caffe's layers as `layer.weight` and `layer.bias`.
-
-    The first layer that reads three channels has them turned round, to red, green, blue. Leading
-    dimensions of size one, which the old form has, go from biases and matrices.
-    """
-    state: dict[str, Tensor] = {}
-    turned = False
-    for layer, found in blobs.items():
-        if len(found) not in (1, 2):
-            raise FileError(
-                f"the layer {layer!r} has {len(found)} blobs; only layers with a weight and a "
-                "bias are read"
-            )
-        weight = found[0]
-        if weight.ndim == 4 and weight.shape[:2] == (1, 1):  # a matrix, in the old form
-            weight = weight.reshape(weight.shape[2:])
-        if not turned and weight.ndim == 4 and weight.shape[1] == 3:
-            weight, turned = weight.flip(1), True
-        state[f"{layer}.weight"] = weight.float()
-        if len(found) == 2:
-            state[f"{layer}.bias"] = found[1].reshape(-1).float()
-    return Pretrained(state=state, mean=_CAFFE_MEAN, std=(1 / 255,) * 3)
 
 
 def strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -115,7 +81,7 @@ def from_state(state: Mapping[str, object]) -> Pretrained:
 logger = logging.getLogger(__name__)
 _LONGEST = 500
 _PICKLED = (".pth", ".pt", ".bin", ".ckpt")
-_SUFFIXES = (".caffemodel", ".safetensors", *_PICKLED)
+_SUFFIXES = (".safetensors", *_PICKLED)
 
 
 def read_pretrained(path: Path) -> Pretrained | nn.Module:
@@ -127,8 +93,6 @@ def read_pretrained(path: Path) -> Pretrained | nn.Module:
         )
     if not path.is_file():
         raise FileError(f"cannot start from {path}: there is no such file")
-    if path.suffix == ".caffemodel":
-        return from_caffe(read_caffemodel(path))
     if path.suffix == ".safetensors":
         state = _read_safetensors(path)
         return load(path) if state is None else from_state(state)
@@ -204,8 +168,8 @@ def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> 
         told = " ".join(str(error).split()).partition(": ")[2]
         raise InputError(
             f"the pretrained weights are of another network: {shorten(told, _LONGEST)} "
-            "(choose the model and input size that they are of: --model caffenet for BVLC's, "
-            "--model alexnet for torchvision's)"
+            "(choose the model and input size that they are of, as --model alexnet for "
+            "torchvision's AlexNet)"
         ) from error
     if fresh:
         logger.warning(

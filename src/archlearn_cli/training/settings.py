@@ -191,7 +191,7 @@ class RunSettings:
 
     model: str = setting(
         "lenet",
-        "Built-in network (lenet, deep-lenet, mlp, convnet, caffenet, alexnet, resnet20, resnet56, "
+        "Built-in network (lenet, deep-lenet, mlp, convnet, alexnet, resnet20, resnet56, "
         "preresnet20, vgg16-bn, mobilenetv2, densenet40, vit, mixer, gpt), or "
         "package.module:function.",
         fixed=True,
@@ -237,7 +237,7 @@ class RunSettings:
     )
     start_from: str | None = setting(
         None,
-        "Pretrained weights: a file of archlearn.save, a state_dict, or a .caffemodel.",
+        "Pretrained weights: a file of archlearn.save, or a state_dict.",
         fixed=True,
     )
     teacher: str | None = setting(

@@ -128,7 +128,7 @@ class CaseStudy:
 
 
 _FULL_STUDY = CaseStudy(
-    model="caffenet",
+    model="archlearn_paper.caffenet:build",
     side=227,
     epochs=40,
     further=8,
@@ -139,7 +139,7 @@ _FULL_STUDY = CaseStudy(
 """Widths are multiples of eight in each of two groups: on a CPU the second convolution takes 1.9
 times as long with 116 filters in each as with 128, and as long with 120."""
 QUICK_STUDY = CaseStudy(
-    model="caffenet:0.125",
+    model="archlearn_paper.caffenet:build_eighth",
     side=67,
     epochs=4,
     further=2,

@@ -155,7 +155,7 @@ def _choose_rule(step: OpCall, op: LinearOp) -> Callable[..., tuple[Tensor, Tens
     """Return the rule of a grouped convolution: it loses whole groups, parts of each, or both.
 
     Both where there are many of both (ResNeXt), or else whichever leaves the finer choice: a
-    depthwise convolution has groups of one channel, CaffeNet's have two groups of many.
+    depthwise convolution has groups of one channel, AlexNet's had two groups of many.
     """
     sides = step.x.ids, step.out
     size = min(side.shape[side.dim() + op.channel_dim] for side in sides) // op.groups

@@ -36,7 +36,7 @@ def test_two_processes_learn_what_one_learns(photos: Path) -> None:
     # Dropout draws differ from process to process, so it is switched off for the comparison.
     (photos / "still.py").write_text(
         "from torch import nn\n"
-        "from archlearn_cli.models.caffenet import CaffeNet\n"
+        "from archlearn_paper.caffenet import CaffeNet\n"
         "def build(input_shape, n_outputs):\n"
         "    net = CaffeNet(side=input_shape[1], n_outputs=n_outputs, factor=0.04)\n"
         "    net.drop6, net.drop7 = nn.Identity(), nn.Identity()\n"
@@ -58,7 +58,12 @@ def test_two_processes_learn_what_one_learns(photos: Path) -> None:
 
 
 def test_varied_images_and_dropout_differ_between_processes(photos: Path) -> None:
-    arguments = [*LEARN, "--model", "caffenet:0.04", "--augment", "crop-flip", "--out", "two"]
+    (photos / "small.py").write_text(
+        "from archlearn_paper.caffenet import build as whole\n"
+        "def build(input_shape, n_outputs):\n"
+        "    return whole(input_shape, n_outputs, factor=0.04)\n"
+    )
+    arguments = [*LEARN, "--model", "small:build", "--augment", "crop-flip", "--out", "two"]
     with start_command([*torchrun(2), *arguments], photos) as process:
         output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output

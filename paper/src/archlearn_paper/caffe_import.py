@@ -1,26 +1,35 @@
-"""Read the weights of a `.caffemodel` file, without Caffe or protobuf.
+"""Turn a `.caffemodel` file into a `state_dict`, without Caffe or protobuf.
+
+    python -m archlearn_paper.caffe_import net.caffemodel net.safetensors
 
 Only what is there is read: every length is held against the bytes that are left, and nothing
-is allocated on a file's word alone.
+is allocated on a file's word alone. Fields are numbered as in Caffe's schema. Layers stand in field
+2 of the network in the form that was used until 2014 (BVLC's published models), and in field 100
+since then.
 
-Fields are numbered as in Caffe's schema. Layers stand in field 2 of the network in the form that
-was used until 2014 (BVLC's published models), and in field 100 since then.
+Caffe feeds blue, green, red from 0 to 255, less a mean of each colour. The first convolution is
+rewritten for red, green, blue with ImageNet's normalisation (`--normalise imagenet`), exactly where
+that layer has no padding. Where BVLC's CaffeNet was trained with a mean image, its mean over the
+pixels is used, as Caffe's own examples do for deployment.
 """
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from archlearn.errors import FileError
 from archlearn.serialization.limits import Limit
+from archlearn_cli.models.pretrained import IMAGENET_MEAN, IMAGENET_STD
 
 # Numbers are packed into one field: real files of a few hundred layers have some 20,000.
-MAX_FIELDS = Limit("MAX_FIELDS", 250_000, "fields", "archlearn_cli.models.caffe_import")
+MAX_FIELDS = Limit("MAX_FIELDS", 250_000, "fields", "archlearn_paper.caffe_import")
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
 _FIXED = {FIXED64: 8, FIXED32: 4}
@@ -171,3 +180,41 @@ def _read_blob(count: Iterator[int], content: memoryview, layer: str) -> Tensor:
             f"{len(values)} values"
         )
     return torch.from_numpy(values).reshape(shape)
+
+
+_MEAN = (122.67891434, 116.66876762, 104.00698793)
+"""Of red, green and blue, from 0 to 255."""
+
+
+def as_state_dict(blobs: Blobs) -> dict[str, Tensor]:
+    """Return the weights and biases of Caffe's layers as `layer.weight` and `layer.bias`.
+
+    Leading dimensions of size one, which the old form has, go from biases and matrices.
+    """
+    state: dict[str, Tensor] = {}
+    first = ""
+    for layer, found in blobs.items():
+        if len(found) not in (1, 2):
+            raise FileError(
+                f"the layer {layer!r} has {len(found)} blobs; only layers with a weight and a "
+                "bias are read"
+            )
+        weight = found[0]
+        if weight.ndim == 4 and weight.shape[:2] == (1, 1):  # a matrix, in the old form
+            weight = weight.reshape(weight.shape[2:])
+        if not first and weight.ndim == 4 and weight.shape[1] == 3:
+            first = layer
+        state[f"{layer}.weight"] = weight.float()
+        if len(found) == 2:
+            state[f"{layer}.bias"] = found[1].reshape(-1).float()
+    if first and f"{first}.bias" in state:
+        weight = state[f"{first}.weight"].flip(1).double()
+        mean, std, caffes = map(torch.tensor, (IMAGENET_MEAN, IMAGENET_STD, _MEAN))
+        shift = torch.einsum("oihw,i->o", weight, (255 * mean - caffes).double())
+        state[f"{first}.bias"] = (state[f"{first}.bias"] + shift).float()
+        state[f"{first}.weight"] = (weight * (255 * std).reshape(3, 1, 1)).float()
+    return state
+
+
+if __name__ == "__main__":
+    safetensors.torch.save_file(as_state_dict(read_caffemodel(Path(sys.argv[1]))), sys.argv[2])

@@ -1,14 +1,15 @@
-"""CaffeNet, the paper's network for ImageNet, and torchvision's AlexNet (without normalisation)."""
+"""CaffeNet, the paper's network for ImageNet."""
 
 import torch
 from torch import Tensor, nn
 
+from archlearn.errors import InputError
 from archlearn.nn.norms import LocalResponse
 from archlearn_cli.models.cifar_networks import draw_weights_
 
 INPUT_SIDE = 227
-CAFFENET_SMALLEST_SIDE = 67
-CAFFENET_WIDTHS = (96, 256, 384, 384, 256, 4096, 4096)
+SMALLEST_SIDE = 67
+WIDTHS = (96, 256, 384, 384, 256, 4096, 4096)
 
 
 class CaffeNet(nn.Module):
@@ -17,7 +18,7 @@ class CaffeNet(nn.Module):
     Layers have Caffe's names. The whole network on 227 x 227 images and 1000 classes has
     60,965,224 parameters. Fresh weights are drawn so that the activations keep their size, which
     lets the network learn at higher rates than Caffe's own start; Caffe's weights are read by
-    `archlearn_cli.models.pretrained`. A factor multiplies every hidden width.
+    `archlearn_paper.caffe_import`. A factor multiplies every hidden width.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class CaffeNet(nn.Module):
     ) -> None:
         super().__init__()
         # Even widths, for the convolutions of two groups.
-        widths = (max(2, 2 * round(width * factor / 2)) for width in CAFFENET_WIDTHS)
+        widths = (max(2, 2 * round(width * factor / 2)) for width in WIDTHS)
         first, second, third, fourth, fifth, sixth, seventh = widths
         reduced = (side - 11) // 4 + 1
         for _ in range(3):
@@ -63,44 +64,16 @@ class CaffeNet(nn.Module):
         return self.fc8(x)
 
 
-ALEXNET_SMALLEST_SIDE = 63
-
-
-class AlexNet(nn.Module):
-    """64-192-384-256-256-4096-4096-1000, without groups; 61,100,840 parameters.
-
-    A `state_dict` of torchvision's `alexnet` fits as it is.
-    """
-
-    def __init__(self, n_channels: int = 3, n_outputs: int = 1000) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(n_channels, 64, 11, stride=4, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(3, 2),
-            nn.Conv2d(64, 192, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(3, 2),
-            nn.Conv2d(192, 384, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(384, 256, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(256, 256, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(3, 2),
+def build(input_shape: tuple[int, ...], n_outputs: int, *, factor: float = 1.0) -> CaffeNet:
+    """Return a fresh CaffeNet: `archlearn learn --model archlearn_paper.caffenet:build`."""
+    if len(input_shape) != 3 or not input_shape[1] == input_shape[2] >= SMALLEST_SIDE:
+        raise InputError(
+            f"CaffeNet takes square images of at least {SMALLEST_SIDE} x {SMALLEST_SIDE} pixels, "
+            f"but one example has shape {input_shape}; archlearn learn --resize 227 enlarges any"
         )
-        self.avgpool = nn.AdaptiveAvgPool2d(6)
-        self.classifier = nn.Sequential(
-            nn.Dropout(),
-            nn.Linear(256 * 6 * 6, 4096),
-            nn.ReLU(),
-            nn.Dropout(),
-            nn.Linear(4096, 4096),
-            nn.ReLU(),
-            nn.Linear(4096, n_outputs),
-        )
+    return CaffeNet(input_shape[0], input_shape[1], n_outputs, factor)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return one score for each class."""
-        x = self.avgpool(self.features(x))
-        return self.classifier(torch.flatten(x, 1))
+
+def build_eighth(input_shape: tuple[int, ...], n_outputs: int) -> CaffeNet:
+    """Return a CaffeNet with an eighth of each width."""
+    return build(input_shape, n_outputs, factor=1 / 8)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import local_response_norm, max_pool2d
 
 import archlearn as al
-import archlearn_cli as cli
+from archlearn_cli.models import build_network
+from archlearn_paper.caffenet import CaffeNet
 
 SMALL: dict[str, Any] = {"side": 99, "n_outputs": 7, "factor": 1 / 16}
 CONVOLUTIONS = ("conv1", "conv2", "conv3", "conv4", "conv5")
@@ -25,9 +26,9 @@ def images(n: int = 3, side: int = 99, seed: int = 0) -> Tensor:
     return torch.randn(n, 3, side, side, generator=generator, dtype=torch.float64)
 
 
-def small_net() -> cli.models.CaffeNet:
+def small_net() -> CaffeNet:
     torch.manual_seed(3)
-    net = cli.models.CaffeNet(**SMALL).double().eval()
+    net = CaffeNet(**SMALL).double().eval()
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             if name.endswith("bias"):
@@ -46,7 +47,7 @@ def move_gates_(model: nn.Module, seed: int) -> None:
 
 def test_whole_network_has_the_parameters_that_the_paper_counts() -> None:
     with torch.device("meta"):
-        net = cli.models.CaffeNet()
+        net = CaffeNet()
     assert count(net) == 60_965_224
     assert [net.get_submodule(n).groups for n in CONVOLUTIONS] == [1, 2, 1, 2, 2]
     assert net.fc6.in_features == 256 * 6 * 6
@@ -54,13 +55,8 @@ def test_whole_network_has_the_parameters_that_the_paper_counts() -> None:
 
 def test_number_of_classes_is_chosen() -> None:
     with torch.device("meta"):
-        net = cli.models.CaffeNet(n_outputs=200)
+        net = CaffeNet(n_outputs=200)
     assert count(net) == 60_965_224 - 800 * 4097
-
-
-def test_torchvisions_variant_has_its_parameters() -> None:
-    with torch.device("meta"):
-        assert count(cli.models.AlexNet()) == 61_100_840
 
 
 def test_layers_stand_in_the_order_of_caffes_own_file() -> None:
@@ -152,15 +148,13 @@ def test_gates_stand_where_asked_and_start_without_changing_anything(
         assert torch.equal(model(x), net(x))
 
 
-def test_networks_are_chosen_by_name() -> None:
-    net = cli.models.build_network("caffenet:0.05", (3, 67, 67), 5)
-    assert isinstance(net, cli.models.CaffeNet)
+def test_a_run_builds_it_by_the_name_of_its_function() -> None:
+    name = "archlearn_paper.caffenet:build_eighth"
+    net = build_network(name, (3, 67, 67), 5)
     assert net(torch.zeros(1, 3, 67, 67)).shape == (1, 5)
-    assert net.conv2.out_channels == 12
+    assert net.get_submodule("conv2").out_channels == 32
     with pytest.raises(al.InputError, match=r"at least 67 x 67 .*--resize 227"):
-        cli.models.build_network("caffenet", (3, 64, 64), 5)
-    with pytest.raises(al.InputError, match="'caffenet:much': give the factor"):
-        cli.models.build_network("caffenet:much", (3, 227, 227), 5)
+        build_network("archlearn_paper.caffenet:build", (3, 64, 64), 5)
 
 
 def test_narrowed_network_is_saved_and_loaded(tmp_path: object) -> None:
