@@ -468,3 +468,41 @@ def test_experts_that_take_no_float64_come_with_advice_that_helps() -> None:
         al.compact(al.add_gates(net, given))
     net.set_experts_implementation("eager")
     assert al.compact(al.add_gates(net, given)).certificate.difference_float64 < 1e-10
+
+
+@pytest.mark.parametrize("by_config", [False, True])
+def test_hidden_states_that_are_asked_for_are_returned(by_config: bool) -> None:
+    """Transformers collects them by hooks, which the first call registers."""
+    asked = {"output_hidden_states": True}
+    config = hf.LlamaConfig(**SMALL, **TOKENS, **(asked if by_config else {}))
+    net = hf.LlamaForCausalLM(config).double().eval()
+    inputs = {"input_ids": tokens(), "use_cache": False, **({} if by_config else asked)}
+    small: Any = al.compact(al.add_gates(net, inputs))
+    states, expected = (model(**inputs).hidden_states for model in (small, net))
+    assert len(states) == len(expected) == 3
+    assert max(differences(states, expected)) < 1e-10
+
+
+CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "T5": {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2},
+    "Bart": {
+        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_classifier_that_checks_its_tokens_is_learnt(name: str) -> None:
+    torch.manual_seed(0)
+    sizes = {**CLASSIFIERS[name], "vocab_size": 60, "decoder_start_token_id": 0}
+    config = getattr(hf, f"{name}Config")(**sizes, **TOKENS)
+    net = getattr(hf, f"{name}ForSequenceClassification")(config).double().eval()
+    ids = torch.cat([tokens(), torch.full((2, 1), 2)], 1)
+    gated = al.add_gates(net, {"input_ids": ids})
+    close_half_(gated)
+    small: Any = al.compact(gated)
+    assert len(al.width_gates(gated)) >= 6
+    assert max(differences(small(ids).logits, gated(ids).logits)) < 1e-10
+    with pytest.raises(AssertionError, match="same number of <eos> tokens"):
+        small(torch.where(torch.tensor([[True], [False]]), ids, 3))

@@ -383,3 +383,32 @@ def test_slices_of_a_sequential_are_followed() -> None:
     small = al.compact(model)
     assert small.layers[0].out_features == 5
     torch.testing.assert_close(small(x), model(x))
+
+
+class WithChecks(nn.Module):
+    """Forward checks its inputs, by their values and by their sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._check_tensor_all(x < 100)
+        torch._check(x.amax().item() > -1, lambda: "some number is above -1")
+        torch._check_value(x.shape[-1] == 5, lambda: f"{x.shape} has no 5 columns")
+        return self.second(torch.relu(self.first(x if not callable(x) else x())))
+
+
+def test_checks_of_inputs_are_followed_and_kept() -> None:
+    gated = al.add_gates(WithChecks().double(), torch.rand(4, 5).double())
+    with torch.no_grad():
+        al.width_gates(gated)["first"][::2] = 0.2
+    small = al.compact(gated)
+    assert small.get_parameter("first.weight").shape == (4, 5)
+    x = torch.rand(3, 5).double()
+    torch.testing.assert_close(small(x), gated(x))
+    for model in (gated, small):
+        with pytest.raises(AssertionError, match="some number is above -1"):
+            model(x - 5)
+        with pytest.raises(AssertionError, match="a check in forward"):
+            model(200 * x)

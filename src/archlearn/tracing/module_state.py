@@ -34,7 +34,7 @@ LEFT = (
 _OF_TORCH = frozenset(vars(nn.Module()))
 _CONSTANTS = ("_tensor_constant", "_torchbind_obj")  # fx keeps them on the model that it traces
 _CONTAINERS = (dict, list, set)
-_BUFFERS, _HOOKS = "_buffers", ("_forward_hooks", "_forward_pre_hooks")
+_BUFFERS, HOOKS = "_buffers", ("_forward_hooks", "_forward_pre_hooks")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -64,7 +64,7 @@ class ModuleState:
     def only_flags_changed(self) -> bool:
         """Return whether nothing changed but attributes that are plain values, and hooks."""
         held = [(name, vars(module).get(name, self)) for module, name in self.list_changed()]
-        are_flags = all(name in _HOOKS or _is_flag(value) for name, value in held)
+        are_flags = all(name in HOOKS or _is_flag(value) for name, value in held)
         return are_flags and not any(each.list_written() for each in self.each)
 
     def put_back(self) -> None:
@@ -80,7 +80,7 @@ class _Holding:
         self.module = module
         self.own = _own(vars(module))
         containers = {name: each for name, each in self.own.items() if type(each) in _CONTAINERS}
-        containers |= {name: vars(module)[name] for name in (_BUFFERS, *_HOOKS)}
+        containers |= {name: vars(module)[name] for name in (_BUFFERS, *HOOKS)}
         self.containers = {name: (each, _contents(each)) for name, each in containers.items()}
         self.buffers: dict[str, Tensor | None] = self.containers[_BUFFERS][1]
         tensors = {name: each for name, each in self.buffers.items() if each is not None}

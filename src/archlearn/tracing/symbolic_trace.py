@@ -18,7 +18,7 @@ from archlearn.module_utils import check_made, evaluating, noticing_mode_reads, 
 from archlearn.tracing.block_hooks import BlockCall
 from archlearn.tracing.example_inputs import ExampleInputs
 from archlearn.tracing.fx_utils import Packed, describe_failure, pack_graph, unpack_graph
-from archlearn.tracing.module_state import ModuleState, capture_state, preserve_state
+from archlearn.tracing.module_state import HOOKS, ModuleState, capture_state, preserve_state
 from archlearn.tracing.output_types import tensors_in
 from archlearn.tracing.rng import check_draws, preserve_rng, watching_draws
 from archlearn.tracing.shape_guards import Refusal
@@ -233,7 +233,8 @@ def _forget_cache_(net: nn.Module, inputs: Any) -> bool:
         _call(net, inputs.map(lambda x: torch.cat([x, x]) if x.dim() else x))
         changed = before.list_changed()
         before.put_back()
-        kept = [(m, name) for m, name in changed if vars(m).get(name) is not None]
+        held = [(m, name) for m, name in changed if name not in HOOKS]
+        kept = [(m, name) for m, name in held if vars(m).get(name) is not None]
         for module, name in kept:
             delattr(module, name)
             if not hasattr(module, name):

@@ -49,6 +49,9 @@ _RECORDED: tuple[tuple[Any, str], ...] = (
 )
 """What is often given a size, a dtype, a list or an answer about one. Torch 2.6 and 2.7 refuse a
 traced one there before torch.fx hears of the call, and methods of a parameter always do."""
+_CHECKS = ("_check_with", "_check_tensor_all_with")
+"""What `torch._check`, `torch._check_value` and others call: they take no traced condition."""
+_FAILED = "a check in forward (torch._check) does not hold for these inputs"
 
 
 @contextmanager
@@ -127,7 +130,9 @@ def _replacements(tracer: Any) -> list[tuple[Any, str, Any]]:
         (torch, "is_autocast_enabled", _refusing(torch.is_autocast_enabled)),
         *[(home.autocast, "__enter__", _refusing(home.autocast.__enter__)) for home in homes],
         *[(home, name, _recording(getattr(home, name), tracer)) for home, name in _RECORDED],
+        *[(torch, name, _asserting(getattr(torch, name), tracer)) for name in _CHECKS],
         (builtins, "len", _length(tracer)),
+        (builtins, "callable", _may_call(tracer)),
         (torch.jit.ScriptFunction, "__call__", _call_scripted),
         (type(torch.autograd.Variable), "__call__", _call_variable),
         (_symbolic_trace, "_create_wrapped_func", _following(tracer)),
@@ -217,6 +222,37 @@ def _length(tracer: Any) -> Callable[[Any], Any]:
         return of.shape[0] if type(of) is GuardedProxy and tracer.is_tensor(of) else own(of)
 
     return length
+
+
+def _may_call(tracer: Any) -> Callable[[Any], bool]:
+    """Return `callable` that asks the example: every traced value has a `__call__`."""
+    own = callable
+
+    def may_call(of: Any, /) -> bool:
+        if type(of) is not GuardedProxy:
+            return own(of)
+        return any("__call__" in vars(base) for base in tracer.class_of(of).__mro__)
+
+    return may_call
+
+
+def _asserting(function: Callable[..., Any], tracer: Any) -> Callable[..., Any]:
+    """Return a check that the graph makes again, of its own inputs.
+
+    A message that is made of more than text may hold traced values, which no graph can print.
+    """
+
+    def check(error: Any, condition: Any, message: Any = None, *rest: Any) -> None:
+        if not isinstance(condition, fx.Proxy):
+            function(error, condition, message, *rest)
+            return
+        cells = getattr(message, "__closure__", None) or ()
+        is_text = all(isinstance(cell.cell_contents, str) for cell in cells)
+        holds: Any = condition.all() if tracer.is_tensor(condition) else condition
+        text = str(message()) if message is not None and is_text else _FAILED
+        tracer.create_proxy("call_function", torch._assert, (holds, text), {})
+
+    return check
 
 
 def _recording(function: Callable[..., Any], tracer: fx.Tracer) -> Callable[..., Any]:
