@@ -506,3 +506,17 @@ def test_a_classifier_that_checks_its_tokens_is_learnt(name: str) -> None:
     assert max(differences(small(ids).logits, gated(ids).logits)) < 1e-10
     with pytest.raises(AssertionError, match="same number of <eos> tokens"):
         small(torch.where(torch.tensor([[True], [False]]), ids, 3))
+
+
+def test_a_folder_that_would_lose_its_gates_is_refused(tmp_path: Path) -> None:
+    gated: Any = al.add_gates(llama().eval(), {"input_ids": tokens()})
+    with pytest.raises(al.InputError, match=r"without its gates.*compact\(model\), folder"):
+        gated.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_gradient_checkpointing_that_is_on_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    net: Any = llama()
+    net.gradient_checkpointing_enable()
+    al.add_gates(net, {"input_ids": tokens()})
+    assert "gradient checkpointing saves no memory in this LlamaForCausalLM" in caplog.text

@@ -52,10 +52,14 @@ def test_a_folder_is_written_as_its_sizes_allow_and_said(
     )
 
 
-def test_gradient_checkpointing_does_not_stop_the_file(tmp_path: Path) -> None:
+def test_gradient_checkpointing_is_warned_of_and_does_not_stop_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It registers a hook on the embedding, which asks for gradients and changes nothing."""
     callback = TrainerGateCallback(budget=BUDGET, save_to=tmp_path / "small.safetensors")
     make_trainer(tmp_path, callback, max_steps=8, gradient_checkpointing=True).train()
+    said = "gradient checkpointing saves no memory in this BertForSequenceClassification"
+    assert caplog.text.count(said) == 1
     small = al.load(tmp_path / "small.safetensors").eval()
     torch.testing.assert_close(
         small(**example()).logits, callback.compact().eval()(**example()).logits

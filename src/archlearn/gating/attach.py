@@ -45,6 +45,7 @@ from archlearn.tracing.generated_forward import (
 )
 from archlearn.tracing.module_state import check_weights
 from archlearn.tracing.position_ids import with_position_ids
+from archlearn.tracing.pretrained_methods import methods_of_gated, warn_of_checkpointing
 from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf
 from archlearn.tracing.trace_context import frozen, without_autocast
@@ -319,6 +320,7 @@ def add_gates(
     gated, learnable = trace_copy(net, inputs, learn, leaves)
     container = GateContainer(learnable, width_start, depth_start, was_bound=is_bound(net))
     warn_of_traced_hooks(learnable.channel_graph.traces.all_blocks, gated)
+    warn_of_checkpointing(gated)
     bind_gates_(gated, container)
     return gated
 
@@ -338,7 +340,8 @@ def bind_gates_(net: nn.Module, container: GateContainer) -> None:
 def _bind_forward_(net: nn.Module, container: GateContainer) -> None:
     channel_graph = container.channel_graph
     graphs = [insert_gates(net, container, place) for place in range(len(channel_graph.graphs))]
-    bind_graphs_(net, graphs, "Gated", channel_graph.traces.all_blocks)
+    blocks = channel_graph.traces.all_blocks
+    bind_graphs_(net, graphs, "Gated", blocks, **methods_of_gated(net))
 
 
 def let_stand_(net: nn.Module, container: GateContainer, flags: Tensor) -> None:

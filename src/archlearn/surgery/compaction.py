@@ -45,6 +45,7 @@ from archlearn.tracing.generated_forward import (
     user_class,
 )
 from archlearn.tracing.module_state import preserve_state
+from archlearn.tracing.pretrained_methods import methods_of_bound
 from archlearn.tracing.symbolic_trace import ExampleInputs, Traces
 from archlearn.tracing.trace_context import without_autocast
 from archlearn.verification.certificate import Certificate, Comparison
@@ -240,7 +241,8 @@ def _finish_(
         with suppress(Exception):  # whatever the user's own forward does on narrowed layers
             certificate = comparison.certify()
     if not is_own or (certified and certificate is None):
-        bind_graphs_(small, traces.graphs, "Compact", traces.all_blocks)
+        methods = methods_of_bound(small)
+        bind_graphs_(small, traces.graphs, "Compact", traces.all_blocks, **methods)
         certificate = _certify_bound(comparison) if certified else None
     return certificate
 

@@ -147,16 +147,22 @@ _WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule")
 
 
 def bind_graphs_(
-    net: nn.Module, graphs: Sequence[fx.Graph], prefix: str, blocks: Sequence[BlockCall] = ()
+    net: nn.Module,
+    graphs: Sequence[fx.Graph],
+    prefix: str,
+    blocks: Sequence[BlockCall] = (),
+    **methods: Callable[..., Any],
 ) -> None:
     """Give `net` a `forward` that runs the given graphs: its class becomes a subclass.
 
-    `blocks` are the submodules whose calls the graphs hold, for their hooks.
+    `blocks` are the submodules whose calls the graphs hold, for their hooks. `methods` take the
+    place of the class's own.
     """
     silence_hooks_(net, graphs, blocks)
     base = user_class(net)
     plain = [without_marks(graph) for graph in graphs]
-    net.__class__ = generate_class(base, f"{prefix}{base.__name__}", graphs, **{GRAPHS: plain})
+    own = {GRAPHS: plain, **methods}
+    net.__class__ = generate_class(base, f"{prefix}{base.__name__}", graphs, **own)
 
 
 def without_graph_module(net: nn.Module) -> nn.Module:
