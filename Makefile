@@ -33,6 +33,7 @@ $(STAMP): constraints.txt pyproject.toml paper/pyproject.toml
 	$(PIP) install --quiet hatchling editables
 	$(PIP) install --quiet --no-build-isolation -e '.[cli,tensorboard,lightning,transformers,export,dev,bench]' -e ./paper
 	$(PIP) install --quiet --no-deps torchvision==0.28.0 timm==1.0.30
+	@$(BIN)/python -m benchmarks.torchvision_import
 	mkdir -p $(MPLCONFIGDIR) $(TORCHINDUCTOR_CACHE_DIR)
 	touch $@
 
