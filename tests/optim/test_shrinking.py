@@ -812,3 +812,41 @@ def test_two_channels_that_a_pixel_shuffle_makes_are_still_learnt_behind_a_cut()
     al.shrink_(model, torch.optim.SGD(al.weights(model), lr=0.1))
     assert len(al.width_gates(model)["0"]) == 2
     torch.testing.assert_close(model(images), before)
+
+
+@pytest.mark.parametrize("has_buffers", [False, True])
+def test_an_average_of_ones_own_loop_is_compacted(has_buffers: bool) -> None:
+    model, x, y = make("residual")
+    optimizer = torch.optim.AdamW(al.weights(model), lr=1e-3)
+    gates = al.GateOptimizer(model, total_steps=40, budget={"multiply_adds": "60%"})
+    average = torch.optim.swa_utils.AveragedModel(
+        model,
+        multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9),
+        use_buffers=has_buffers,
+    )
+    n_cuts = 0
+    for _ in range(40):
+        step(model, optimizer, x, y)
+        gates.step()
+        average.update_parameters(model)
+        if gates.can_shrink():
+            al.shrink_(model, optimizer, gates, copies=[average])
+            n_cuts += 1
+    al.shrink_(model, optimizer, gates, copies=[average])
+    assert n_cuts > 0
+    small = al.compact(average)
+    assert al.count_costs(small) == al.count_costs(al.compact(model))
+    assert gap(small, average, x) < 1e-10
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+def test_an_averaged_copy_may_lie_on_another_device() -> None:
+    model, x, y = (each.to("cuda") for each in make("residual"))
+    optimizer = torch.optim.SGD(al.weights(model), lr=0.05)
+    average = torch.optim.swa_utils.AveragedModel(model, device=torch.device("cpu"))
+    step(model, optimizer, x, y)
+    al.shrink_(model, optimizer, copies=[average])
+    average.update_parameters(model)
+    tensors = [*average.module.named_parameters(), *average.module.named_buffers()]
+    assert all(tensor.device.type == "cpu" for _, tensor in tensors)
+    assert al.count_costs(al.compact(average)) == al.count_costs(al.compact(model))

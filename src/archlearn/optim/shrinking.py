@@ -44,7 +44,7 @@ from archlearn.surgery.narrowing import select_kept
 from archlearn.surgery.plan import Plan
 from archlearn.surgery.planning import Decision, find_sliceable, write_plan
 from archlearn.tracing.block_hooks import advise_on_difference, without_marks
-from archlearn.tracing.generated_forward import check_forwards, class_forwards, unwrap
+from archlearn.tracing.generated_forward import check_forwards, class_forwards
 from archlearn.tracing.trace_context import without_autocast
 from archlearn.verification.certificate import TOLERANCES, compare_in_both_modes
 
@@ -105,7 +105,7 @@ def shrink_(
         )
     given: Any = [copies] if isinstance(copies, nn.Module) else copies
     check_kind("copies", given, Iterable, "give a list of models: copies=[ema]")
-    followers = [find_gated(_unwrap_copy(each)) for each in given]
+    followers = [find_gated(each) for each in given]
     container: GateContainer = getattr(owner, CONTAINER)
     if like is None:
         container.check_standing()
@@ -128,7 +128,8 @@ def shrink_(
     before = sum(parameter.numel() for parameter in owner.parameters())
     _note_cut_(owner, cut, like)
     for follower in followers:
-        _transplant_(follower, cut, copy.deepcopy(getattr(cut.small, CONTAINER)))
+        device = getattr(follower, CONTAINER).gates()[0].device
+        _transplant_(follower, cut, copy.deepcopy(getattr(cut.small, CONTAINER)).to(device))
     _transplant_(owner, cut, getattr(cut.small, CONTAINER))
     for states in sliced:
         for state, new in states:
@@ -485,7 +486,11 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
 
 
 def _set_numbers_(tensor: Tensor, kept: Kept) -> None:
-    """Give a tensor, and its gradient, the slice of its numbers that stays."""
+    """Give a tensor, and its gradient, the slice of its numbers that stays.
+
+    That of an averaged copy may lie on another device than the model.
+    """
+    kept = {dim: index.to(tensor.device) for dim, index in kept.items()}
     gradient, tensor.grad = tensor.grad, None
     new = select_kept(tensor.detach(), kept)
     # Autograd remembers the shape of a parameter while the graph of the last loss lives; another
@@ -506,8 +511,3 @@ def _unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer:
             "optimisers; schedulers and scalers need nothing"
         )
     return inner
-
-
-def _unwrap_copy(model: nn.Module) -> nn.Module:
-    inner: Any = getattr(model, "module", None)
-    return unwrap(inner if type(model).__name__ == "AveragedModel" else model)

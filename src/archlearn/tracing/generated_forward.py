@@ -143,7 +143,7 @@ def forward_graphs(model: nn.Module) -> Sequence[fx.Graph]:
     return found[_RECIPE][2] if _RECIPE in found else ()
 
 
-_WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule")
+_WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule", "AveragedModel")
 
 
 def bind_graphs_(
@@ -187,7 +187,7 @@ def without_graph_module(net: nn.Module) -> nn.Module:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside torch.compile, DataParallel, DDP or Lightning Fabric."""
+    """Return the model inside torch.compile, DataParallel, DDP, Fabric or AveragedModel."""
     advice = "give an nn.Module, made already, not its parameters or state_dict"
     check_kind("the model", model, nn.Module, advice)
     while True:
