@@ -1,6 +1,7 @@
 """An architecture is the width of every layer, after narrowing and merging."""
 
 from dataclasses import astuple
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,6 +99,40 @@ def test_gates_placed_by_hand_need_inputs() -> None:
         al.read_architecture(net)
 
 
-def test_a_model_without_gates_is_refused() -> None:
-    with pytest.raises(al.InputError, match="has no gates; call add_gates on it first"):
-        al.read_architecture(cli.models.LeNet(), DIGITS)
+class Decoder(nn.Module):
+    """A residual sum and a grouped transposed convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.inner = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.up, self.last = nn.ConvTranspose2d(8, 12, 2, 2, groups=2), nn.Conv2d(12, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        return self.last(self.up(x + self.inner(x).relu()).relu())
+
+
+CHAIN = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 4))
+
+
+@pytest.mark.parametrize("net", [CHAIN, Decoder()], ids=["chain", "decoder"])
+def test_compact_loaded_and_plain_models_have_an_architecture(
+    net: nn.Module, tmp_path: Path
+) -> None:
+    x = torch.rand(2, 1, 8, 8)
+    gated = al.add_gates(net, x)
+    with torch.no_grad():
+        for gate in al.width_gates(gated).values():
+            gate[::2] = 0.1
+    small = al.compact(gated)
+    al.save(small, tmp_path / "small.safetensors")
+    expected = al.read_architecture(gated)
+    assert any(layer.width < layer.initial_width for layer in expected.layers)
+    for model in (small, al.load(tmp_path / "small.safetensors")):
+        found = al.read_architecture(model)
+        assert [(layer.name, layer.width) for layer in found.layers] == [
+            (layer.name, layer.width) for layer in expected.layers
+        ]
+        assert found.is_chain == expected.is_chain
+    whole = al.read_architecture(net, x)
+    assert whole.widths == tuple(layer.initial_width for layer in expected.layers)

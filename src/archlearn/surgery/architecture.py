@@ -1,19 +1,23 @@
-"""`read_architecture`: the width of every layer after compaction."""
+"""`read_architecture`: the width of every layer, after compaction if the model has gates."""
 
 from dataclasses import dataclass
 
 from torch import fx, nn
 
-from archlearn.analysis.linear_ops import is_linear_op, layer_of
+from archlearn.analysis.linear_ops import find_linear_ops, is_linear_op, layer_of
+from archlearn.gating.attach import trace_copy
+from archlearn.gating.cost_counter import EXAMPLE, known_inputs
 from archlearn.gating.gate_container import find_container
-from archlearn.module_utils import evaluating
-from archlearn.surgery.planning import decide, write_plan
-from archlearn.tracing.generated_forward import unwrap
+from archlearn.module_utils import copy_model, evaluating, find_tensor
+from archlearn.op_table import TRANSPOSED
+from archlearn.surgery.planning import decide, has_gates, write_plan
+from archlearn.tracing.generated_forward import forward_graphs, unwrap
+from archlearn.tracing.symbolic_trace import trace
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer that stays: its name, its width, and the width it had."""
+    """A layer that stays: its name, its width, and the width it had when gates were added."""
 
     name: str
     width: int
@@ -50,14 +54,17 @@ class Architecture:
 def read_architecture(
     model: nn.Module, example_inputs: object = None, *, pay: str = "parameters"
 ) -> Architecture:
-    """Return the architecture that the gates of a model say, as `compact` would make it.
+    """Return the widths that `compact` would leave, or those of a model without gates.
 
     Args:
-        model: A model with gates.
-        example_inputs: Needed only where gates were placed by hand.
+        model: A model with gates, one from `compact` or `load`, or any other.
+        example_inputs: Arguments for one call; needed only where gates were placed by hand, and for
+            a model that neither has gates nor comes from `compact` or `load`.
         pay: What a merge must lower to be made.
     """
     model = unwrap(model)
+    if not has_gates(model):
+        return _read_plain(model, example_inputs)
     with evaluating(model):
         decision = decide(model, example_inputs)
         merges = write_plan(model, decision, pay).merges
@@ -74,6 +81,28 @@ def read_architecture(
     in_order = [layer_of(node) for node in calls if is_linear_op(node, model)]
     names = [name for name in dict.fromkeys(in_order) if name in layers and name not in gone]
     return Architecture(tuple(layers[name] for name in names), _is_chain(graph, model))
+
+
+def _read_plain(model: nn.Module, example_inputs: object) -> Architecture:
+    """Return the widths that a model without gates has."""
+    graph = _find_graph(model, example_inputs)
+    layers: dict[str, Layer] = {}
+    for _, op in find_linear_ops(graph, model):
+        weight, dim = op.output_dim
+        width = find_tensor(model, weight).shape[dim] * (op.groups if op.kind == TRANSPOSED else 1)
+        layers.setdefault(op.layer, Layer(op.layer, width, width))
+    return Architecture(tuple(layers.values()), _is_chain(graph, model))
+
+
+def _find_graph(model: nn.Module, example_inputs: object) -> fx.Graph:
+    """Return the graph of a model without gates; that of an `nn.Sequential` needs no inputs."""
+    generated = forward_graphs(model)
+    if generated:
+        return generated[0]
+    if example_inputs is None and not hasattr(model, EXAMPLE):
+        return trace(copy_model(model)).evaluation
+    inputs = known_inputs(model, example_inputs)
+    return trace_copy(model, inputs, None, must_learn=False)[1].channel_graph.graphs[0]
 
 
 def _is_chain(graph: fx.Graph, model: nn.Module) -> bool:

@@ -58,9 +58,14 @@ class Decision:
         return self.learnable.removals.gone_tensors(self.learnable.branch_places(self.closed))
 
 
+def has_gates(model: nn.Module) -> bool:
+    """Return whether a model has gates, ours or placed by hand."""
+    return any(isinstance(module, GateContainer | TriState) for module in model.modules())
+
+
 def check_gates(model: nn.Module) -> None:
-    """Raise if a model has no gates, neither of ours nor placed by hand, or no numbers."""
-    if not any(isinstance(module, GateContainer | TriState) for module in model.modules()):
+    """Raise if a model has no gates, or no numbers."""
+    if not has_gates(model):
         raise InputError("the model has no gates; call add_gates on it first")
     check_numbers(model.named_parameters())
 
