@@ -33,7 +33,7 @@ def run(model: str, data: str, what: str, folder: Path) -> dict[str, Any]:
     summary = folder / SUMMARY
     audience = Audience(observer=SilentCallback(), command=COMMAND)
     if not summary.exists() and (folder / CONFIG).exists():
-        resume(folder, {}, audience)
+        resume(folder, audience=audience)
     elif not summary.exists():
         asked = {"model": model, "data": data, "learn": what, "threads": 1}
         asked |= {"gate_optimiser": "penalty"} if what != "nothing" else {}

@@ -29,8 +29,10 @@ def test_help_fills_the_lines_of_a_terminal(command: str, tmp_path: Path) -> Non
     assert "--empty-" not in text
     assert not re.search(r"default: (False|None|inf|\(\))\]", text)
     about, examples = text.split("\n╭")[0], text.split("Examples:")[1]
-    assert not re.search(r"\S\n\S", about), "a paragraph has line breaks of its own"
-    assert all(len(line) <= 80 for line in examples.splitlines())
+    for paragraph in about.split("\n\n"):
+        *lines, _ = paragraph.strip().splitlines() or [""]
+        assert all(len(line.rstrip()) > 150 for line in lines), "a line ends before the terminal"
+    assert all(len(line.rstrip()) <= 80 for line in examples.splitlines())
 
 
 def test_commands_and_options_that_most_people_need_come_first(tmp_path: Path) -> None:
@@ -38,12 +40,13 @@ def test_commands_and_options_that_most_people_need_come_first(tmp_path: Path) -
     assert commands == ["learn", *(name for name in COMMANDS if name != "learn")]
     text = run(["learn", "--help"], tmp_path)[1]
     panels = re.findall(r"^╭─ (.*?) ─", text, re.MULTILINE)
-    assert panels == ["Parameters", "Run", "Data", "Weights", "Gates", "Paper's penalty",
-                      "Hardware", "Record"]  # fmt: skip
-    run_panel = text.split("╭─ Run")[1].split("╭─ Data")[0]
-    assert re.findall(r"^│ --([a-z-]+)", run_panel, re.MULTILINE) == [
-        *("model", "data", "budget", "epochs", "batch-size", "seed", "start-from", "teacher"),
+    assert panels == ["Parameters", "Run", "Weights", "Gates", "Paper's penalty", "Hardware",
+                      "Record"]  # fmt: skip
+    first = [
+        re.findall(r"^│ --([a-z-]+)", panel, re.MULTILINE)[0] for panel in text.split("╭─")[1:]
     ]
+    assert first == ["out", "model", "optimiser", "budget", "width-cost", "accelerator",
+                     "checkpoint-seconds"]  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([command, "--help"] for command in COMMANDS)])
@@ -91,7 +94,7 @@ def test_help_imports_neither_torch_nor_the_like(arguments: list[str], tmp_path:
         ("learn --out", "--out needs a value; see archlearn learn --help"),
         (
             "learn --learning-rate fast --out a",
-            "for --learning-rate: 'fast' is no number",
+            '--learning-rate: unable to convert "fast" into float',
         ),
         ("inspect runs/nothing", "there is neither a run's folder 'runs/nothing' nor a model"),
         ("data tiny-shakespeare:nothing", "nothing: there is no such file; give a text in UTF-8"),
@@ -101,7 +104,10 @@ def test_help_imports_neither_torch_nor_the_like(arguments: list[str], tmp_path:
         ),
         ("learn --model lenet --data digits --out a", "digits:28 are enlarged"),
         ("inspect lenet --shape 3x4", "take the model mlp, or examples that fit"),
-        ("learn --data digits --model mlp --epochs 2.5 --out a", "'2.5' is no whole number"),
+        (
+            "learn --data digits --model mlp --epochs 2.5 --out a",
+            "--epochs is '2.5'; give a whole number",
+        ),
         ("learn --data digits --model mlp --out /proc/a", "choose another --out"),
         ("learn --data digits --model mlp --out /etc/passwd", "choose another --out"),
         ("learn --data digits --model mlp --out /etc/passwd/a", "choose another --out"),
@@ -122,3 +128,16 @@ def test_misspelt_key_in_a_file_is_answered_with_the_right_one(tmp_path: Path) -
     code, output = run(["learn", "--config", "run.toml", "--out", "a"], tmp_path)
     assert code == 1
     assert "run.toml: there is no setting 'gates.freze_for'; did you mean 'freeze_for'?" in output
+
+
+def test_options_win_over_a_file_even_where_they_say_the_default(tmp_path: Path) -> None:
+    text = 'data = "digits"\nmodel = "mlp:8"\nlimit = 200\nepochs = 1\nseed = 3\n'
+    (tmp_path / "run.toml").write_text(text + "[optimiser]\nlearning_rate = 0.03\n")
+    words = ["learn", "--config", "run.toml", "--out", "a", "--seed", "0", "--no-report"]
+    code, _ = run(words, tmp_path)
+    assert code == 0
+    written = (tmp_path / "a" / "config.toml").read_text()
+    assert 'data = "digits"' in written  # which is the name of a command, too
+    assert "seed = 0" in written
+    assert "epochs = 1" in written
+    assert "learning_rate = 0.03" in written

@@ -15,6 +15,7 @@ from archlearn_cli.training import (
     learn,
     override,
     read_checkpoint,
+    read_settings,
     resume,
 )
 from archlearn_cli.training.trainer import TrainingLoop
@@ -119,8 +120,9 @@ def test_compact_model_is_not_written_before_the_end(tmp_path: Path) -> None:
 
 def test_what_is_fixed_cannot_be_changed_when_resuming(tmp_path: Path) -> None:
     run_until(tmp_path / "a", 5)
+    settings = read_settings(tmp_path / "a" / "config.toml")
     with pytest.raises(SettingsError, match="seed, batch_size cannot be changed"):
-        resume(tmp_path / "a", {"seed": 3, "batch_size": 5})
+        resume(tmp_path / "a", override(settings, {"seed": 3, "batch_size": 5}))
 
 
 def test_a_network_that_learnt_nothing_is_named(

@@ -46,11 +46,6 @@ def test_misspelt_key_suggests_the_right_one_and_its_table() -> None:
         parse_settings("[strengths]\nwidth_cst = 3", "run.toml")
 
 
-def test_key_of_earlier_files_says_what_to_write_now() -> None:
-    with pytest.raises(SettingsError, match='take it out, or write logger = "tensorboard"'):
-        parse_settings("[record]\ntensorboard = true", "a.toml")
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

@@ -8,10 +8,8 @@ import io
 import logging
 import math
 import os
-import re
 import sys
 from collections.abc import Sequence
-from inspect import cleandoc
 
 from cyclopts import (
     App,
@@ -42,13 +40,15 @@ _ELSEWHERE = {
 
 def _show_default(value: object) -> str | None:
     """Return a default as help shows it; that nothing is asked for goes without saying."""
-    return None if value in (None, False, (), math.inf) else str(value)
+    if value is False or value in (None, (), math.inf):
+        return None
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 app = App(
     name="archlearn",
     help="Learn a network's widths and depth in one training run, then compact it exactly.",
-    help_format="plaintext",
+    help_format="markdown",
     version=__version__,
     exit_on_error=False,
     print_error=False,
@@ -69,9 +69,8 @@ _COMMANDS = {
     "paper": (paper.paper, paper.PAPER_EXAMPLES),
 }
 for _position, (_name, (_command, _examples)) in enumerate(_COMMANDS.items()):
-    # Help fills the terminal's lines: those of a paragraph, and of an argument, are joined.
-    _command.__doc__ = re.sub(r"(?<=\S)\n(?: {8})?(?=\S)", " ", cleandoc(_command.__doc__ or ""))
-    app.command(_command, name=_name, help_epilogue=_examples, sort_key=_position)
+    _config = learn_commands.read_settings_file if _name == "learn" else ()
+    app.command(_command, name=_name, help_epilogue=_examples, sort_key=_position, config=_config)
 
 
 def run_app(arguments: Sequence[str] | None = None) -> None:

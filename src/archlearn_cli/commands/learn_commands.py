@@ -1,126 +1,87 @@
 """`archlearn learn`, `demo` and `report`: commands about runs."""
 
-import dataclasses
+# Settings are frozen, so that they may be defaults.
+# ruff: noqa: B008, RUF009
+
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
+from typing import Annotated
 
-from cyclopts import Group, Parameter, Token
+from cyclopts import App, ArgumentCollection, Group, Parameter
+from cyclopts.config import Dict
 
 from archlearn.errors import SettingsError
 from archlearn_cli.data.file_cache import CONFIG, SUMMARY
 from archlearn_cli.training.settings import (
     GateSettings,
     HardwareSettings,
+    OptimiserSettings,
+    RecordSettings,
     RunSettings,
-    flat_settings,
-    override,
+    StrengthSettings,
+    flatten,
+    from_table,
     read_settings,
+    to_table,
 )
 
-_FIRST = ("model", "data", "budget", "epochs", "batch_size", "seed", "start_from", "teacher")
-_OF_THE_PENALTY = (
-    *("gate_rate", "travel", "largest_step", "width_start", "width_spread", "depth_start"),
-    *("width_cost", "ratio", "depth_share", "price"),
-)
-_TITLES = {
-    "first": "Run",
-    "": "Data",
-    "optimiser": "Weights",
-    "gates": "Gates",
-    "penalty": "Paper's penalty",
-    "hardware": "Hardware",
-    "record": "Record",
-}
+
+def _options(title: str) -> Parameter:
+    """Return how the settings of a table become options: by their bare names, under a title."""
+    return Parameter(name="*", group=Group.create_ordered(title))
 
 
-def _make_options() -> type:
-    hints = get_type_hints(RunSettings)
-    groups = {panel: Group.create_ordered(title) for panel, title in _TITLES.items()}
-    fields: list[tuple[str, Any, Any]] = []
-    for section, name, item in sorted(flat_settings(), key=_position):
-        hint = get_type_hints(hints[section])[name] if section else hints[name]
-        text, default = item.metadata["help"], item.default
-        if default is not None and default != ():
-            shown = f"{default:g}" if isinstance(default, float) else str(default).lower()
-            text = f"{text} [default: {shown}]"
-        parameter = Parameter(
-            help=text,
-            group=groups[_find_panel(section, name)],
-            show_default=False,
-            converter=_CONVERTERS.get(hint),
-        )
-        nothing = dataclasses.field(default=None)
-        fields.append((name, Annotated[hint | None, parameter], nothing))
-    made = dataclasses.make_dataclass("Options", fields, frozen=True, kw_only=True)
-    # Left at "types", cyclopts takes the class for one of the standard library's.
-    made.__module__ = __name__
-    return made
+_RUN = _options("Run")
 
 
-def _position(setting: tuple[str, str, Any]) -> int:
-    """Return where an option stands in help; the others stay in the order of the settings."""
-    name = setting[1]
-    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
+@dataclass(frozen=True, kw_only=True)
+class Options(RunSettings):
+    """The settings of a run as options."""
+
+    optimiser: Annotated[OptimiserSettings, _options("Weights")] = OptimiserSettings()
+    gates: Annotated[GateSettings, _options("Gates")] = GateSettings()
+    strengths: Annotated[StrengthSettings, _options("Paper's penalty")] = StrengthSettings()
+    hardware: Annotated[HardwareSettings, _options("Hardware")] = HardwareSettings()
+    record: Annotated[RecordSettings, _options("Record")] = RecordSettings()
 
 
-def _find_panel(section: str, name: str) -> str:
-    """Return the part of help that an option is shown in."""
-    if name in _FIRST:
-        return "first"
-    if name in _OF_THE_PENALTY:
-        return "penalty"
-    return "gates" if section == "strengths" else section
+def read_settings_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Take options that were not typed from the file of --config, or from the run of --resume."""
+    for argument in arguments:
+        for token in argument.tokens:  # which cyclopts would round
+            if argument.hint in (int, int | None) and "." in token.value:
+                raise SettingsError(f"{argument.name} is {token.value!r}; give a whole number")
+    for name in ("--config", "--resume"):
+        for token in arguments[name].tokens:
+            settings = _read(Path(token.value), is_run=name == "--resume")
+            given = {name: value for name, value in flatten(settings).items() if value is not None}
+            Dict({commands[0]: given})(app, commands, arguments)
 
 
-def _converter(kind: type[int | float], name: str) -> Callable[[Any, Sequence[Token]], float]:
-    """Return what reads a number that was typed; cyclopts itself would round 2.5."""
+def _read(path: Path, *, is_run: bool) -> RunSettings:
+    if not is_run:
+        return read_settings(path)
+    from archlearn_cli.training.run_directory import read_run_settings
 
-    def read(_: Any, tokens: Sequence[Token]) -> float:
-        try:
-            return kind(tokens[0].value)
-        except ValueError:
-            raise ValueError(f"{tokens[0].value!r} is no {name}") from None
-
-    return read
-
-
-_CONVERTERS: dict[object, Any] = {
-    **dict.fromkeys((int, int | None), _converter(int, "whole number")),
-    **dict.fromkeys((float, float | None), _converter(float, "number")),
-}
-
-_MADE: Any = _make_options()
-NONE_GIVEN: Any = _MADE()
-
-
-if TYPE_CHECKING:
-    Options: TypeAlias = Any
-else:
-    Options = _MADE
-
-
-def given(options: Any) -> dict[str, Any]:
-    """Return the options that were given, by name."""
-    values = {item.name: getattr(options, item.name) for item in dataclasses.fields(options)}
-    return {name: value for name, value in values.items() if value is not None}
+    return read_run_settings(path)
 
 
 LEARN_EXAMPLES = r"""Examples:
-  archlearn learn --model lenet --data mnist --out runs/a
-  archlearn learn --model lenet --data mnist --width-cost 3e-4 --epochs 30 \
-    --out runs/b
-  archlearn learn --model resnet20 --data cifar-10 --augment pad-crop-flip \
-    --out runs/f
-  archlearn learn --model gpt --data tiny-shakespeare:input.txt \
-    --optimiser adam --out runs/g
-  archlearn learn --model mypackage.net:build --data folder:photos --out runs/c
-  archlearn learn --config run.toml --seed 1 --out runs/d
-  archlearn learn --resume runs/a
-  torchrun --nproc-per-node 2 -m archlearn_cli learn --data mnist --out runs/e
+
+    archlearn learn --model lenet --data mnist --out runs/a
+    archlearn learn --model lenet --data mnist --width-cost 3e-4 --epochs 30 \
+      --out runs/b
+    archlearn learn --model resnet20 --data cifar-10 --augment pad-crop-flip \
+      --out runs/f
+    archlearn learn --model gpt --data tiny-shakespeare:input.txt \
+      --optimiser adam --out runs/g
+    archlearn learn --model mypackage.net:build --data folder:photos --out runs/c
+    archlearn learn --config run.toml --seed 1 --out runs/d
+    archlearn learn --resume runs/a
+    torchrun --nproc-per-node 2 -m archlearn_cli learn --data mnist --out runs/e
 """
 
 
@@ -129,7 +90,7 @@ def learn_command(
     out: Path | None = None,
     config: Path | None = None,
     resume: Path | None = None,
-    options: Annotated[Options, Parameter(name="*")] = NONE_GIVEN,
+    options: Annotated[Options, _RUN] = Options(),
 ) -> None:
     """Learn an architecture on data, and write the compact model and a report.
 
@@ -142,7 +103,7 @@ def learn_command(
         resume: The folder of a run that was stopped: go on with it.
         options: Single settings.
     """
-    asked = given(options)
+    settings = from_table(RunSettings, to_table(options))
     if resume is not None:
         if out is not None or config is not None:
             raise SettingsError(
@@ -150,11 +111,10 @@ def learn_command(
             )
         from archlearn_cli.commands.training_run import resume_run
 
-        resume_run(resume, asked)
+        resume_run(resume, settings)
         return
     if out is None:
         raise SettingsError("say where the run's folder is to be: --out runs/a")
-    settings = override(read_settings(config) if config else RunSettings(), asked)
     from archlearn_cli.commands.training_run import start_run
 
     start_run(settings, out)
@@ -162,8 +122,9 @@ def learn_command(
 
 _MOST_THREADS = 4
 DEMO_EXAMPLES = """Examples:
-  archlearn demo
-  archlearn demo --out runs/mine
+
+    archlearn demo
+    archlearn demo --out runs/mine
 """
 
 
@@ -183,7 +144,7 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
         sys.stdout.write(f"an earlier demo in {out} makes room for this one\n")
         shutil.rmtree(out)
     if (out / CONFIG).exists():
-        resume_run(out, {})
+        resume_run(out)
         return
     threads = HardwareSettings(threads=min(_MOST_THREADS, os.cpu_count() or 1))
     budget = GateSettings(budget=("parameters=10000",))
@@ -191,8 +152,9 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
 
 
 REPORT_EXAMPLES = """Examples:
-  archlearn report runs/a
-  archlearn report runs/a runs/b runs/c
+
+    archlearn report runs/a
+    archlearn report runs/a runs/b runs/c
 """
 
 

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from archlearn_cli.training.metrics import Score
 
 INSPECT_EXAMPLES = """Examples:
-  archlearn inspect lenet
-  archlearn inspect mypackage.net:build --shape 3x224x224 --outputs 1000
-  archlearn inspect resnet20 --data cifar-10
-  archlearn inspect gpt --shape 128 --outputs 65
-  archlearn inspect runs/a
+
+    archlearn inspect lenet
+    archlearn inspect mypackage.net:build --shape 3x224x224 --outputs 1000
+    archlearn inspect resnet20 --data cifar-10
+    archlearn inspect gpt --shape 128 --outputs 65
+    archlearn inspect runs/a
 """
 
 
@@ -94,10 +95,11 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 COMPACT_EXAMPLES = """Examples:
-  archlearn compact runs/a
-  archlearn compact runs/a --budget parameters=10000 --out small.safetensors
-  archlearn compact runs/a --budget multiply_adds=50% --multiple-of 8 \\
-    --out small.safetensors
+
+    archlearn compact runs/a
+    archlearn compact runs/a --budget parameters=10000 --out small.safetensors
+    archlearn compact runs/a --budget multiply_adds=50% --multiple-of 8 \\
+      --out small.safetensors
 """
 
 
@@ -147,8 +149,9 @@ def compact_command(
 
 
 EVALUATE_EXAMPLES = """Examples:
-  archlearn evaluate runs/a
-  archlearn evaluate small.safetensors --data mnist
+
+    archlearn evaluate runs/a
+    archlearn evaluate small.safetensors --data mnist
 """
 
 
@@ -270,11 +273,12 @@ def _find_compact(target: Path) -> Path:
 
 
 EXPORT_EXAMPLES = """Examples:
-  archlearn export runs/a --to onnx
-  archlearn export runs/a --to onnx --out lenet.onnx
-  archlearn export small.safetensors --to torch-export --shape 1x28x28
-  archlearn export runs/a --to onnx --dynamic-dims 0,2,3
-  archlearn export small.safetensors --to pretrained --config bert-base
+
+    archlearn export runs/a --to onnx
+    archlearn export runs/a --to onnx --out lenet.onnx
+    archlearn export small.safetensors --to torch-export --shape 1x28x28
+    archlearn export runs/a --to onnx --dynamic-dims 0,2,3
+    archlearn export small.safetensors --to pretrained --config bert-base
 """
 _SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 
@@ -373,10 +377,11 @@ def _make_example(network: "nn.Module", shape: tuple[int, ...]) -> "Tensor":
 
 
 DATA_EXAMPLES = """Examples:
-  archlearn data
-  archlearn data mnist
-  archlearn data folder:photos:64
-  archlearn data folder:photos --skip-broken
+
+    archlearn data
+    archlearn data mnist
+    archlearn data folder:photos:64
+    archlearn data folder:photos --skip-broken
 """
 
 

@@ -11,15 +11,16 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 PAPER_EXAMPLES = """Examples:
-  archlearn paper
-  archlearn paper table-1 --quick
-  archlearn paper table-1 --seeds 0,1,2,3,4
-  archlearn paper table-1 --draw
-  archlearn paper --all --images tiny-imagenet:DIR
-  archlearn paper --all --within 500
-  archlearn paper --all --quick
-  archlearn paper --all --draw
-  archlearn paper --docs
+
+    archlearn paper
+    archlearn paper table-1 --quick
+    archlearn paper table-1 --seeds 0,1,2,3,4
+    archlearn paper table-1 --draw
+    archlearn paper --all --images tiny-imagenet:DIR
+    archlearn paper --all --within 500
+    archlearn paper --all --quick
+    archlearn paper --all --draw
+    archlearn paper --docs
 """
 
 
@@ -95,11 +96,12 @@ def paper(
 
 
 COMPARE_EXAMPLES = """Examples:
-  archlearn compare --quick
-  archlearn compare --model lenet --data mnist --budget 5000,10000,20000,40000
-  archlearn compare --data fashion-mnist
-  archlearn compare --methods "archlearn; svd; neuron pruning" --budget 40000
-  archlearn compare --draw
+
+    archlearn compare --quick
+    archlearn compare --model lenet --data mnist --budget 5000,10000,20000,40000
+    archlearn compare --data fashion-mnist
+    archlearn compare --methods "archlearn; svd; neuron pruning" --budget 40000
+    archlearn compare --draw
 """
 
 

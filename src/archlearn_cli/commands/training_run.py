@@ -20,7 +20,7 @@ from archlearn_cli.training.run_directory import (
     read_run_settings,
     resume_hint,
 )
-from archlearn_cli.training.settings import RunSettings, override
+from archlearn_cli.training.settings import RunSettings
 
 
 def start_run(settings: RunSettings, folder: Path) -> Mapping[str, Any]:
@@ -28,10 +28,10 @@ def start_run(settings: RunSettings, folder: Path) -> Mapping[str, Any]:
     return _watch(folder, settings, partial(learn, settings, folder))
 
 
-def resume_run(folder: Path, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+def resume_run(folder: Path, settings: RunSettings | None = None) -> Mapping[str, Any]:
     """Go on with a run, watch it, and write its report."""
-    settings = override(read_run_settings(folder), asked)
-    return _watch(folder, settings, partial(resume, folder, asked))
+    settings = settings or read_run_settings(folder)
+    return _watch(folder, settings, partial(resume, folder, settings))
 
 
 def _watch(

@@ -34,7 +34,7 @@ from archlearn_cli.training.run_directory import (
     write_settings,
 )
 from archlearn_cli.training.run_setup import Session, prepare
-from archlearn_cli.training.settings import RunSettings, changed_fixed, override
+from archlearn_cli.training.settings import RunSettings, changed_fixed
 from archlearn_cli.training.train_step import has_gates
 from archlearn_cli.training.trainer import TrainingLoop, noting_signals
 
@@ -62,20 +62,20 @@ def learn(
 
 
 def resume(
-    folder: Path, given: Mapping[str, Any] | None = None, audience: Audience | None = None
+    folder: Path, settings: RunSettings | None = None, audience: Audience | None = None
 ) -> Mapping[str, Any]:
     """Go on with a run that was stopped, and return its summary.
 
     Args:
         folder: The run's folder.
-        given: Settings to change from now on, by their bare names.
+        settings: Those from now on; left out, those of the run.
         audience: Who watches.
 
     Raises:
         SettingsError: If there is no run, or a setting cannot be changed any more.
     """
     before = read_run_settings(folder)
-    settings = override(before, given or {})
+    settings = settings or before
     changed = changed_fixed(before, settings)
     if changed and has_begun(folder):
         raise SettingsError(

@@ -1,5 +1,6 @@
 """Settings of a run: frozen dataclasses, their TOML, and checks of names, kinds and ranges.
 
+The text below a setting is its help on the command line.
 Nothing here imports torch, so that the command line can show its help at once.
 """
 
@@ -12,7 +13,18 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tomli_w
 
@@ -22,230 +34,162 @@ from archlearn.errors import SettingsError
 LoggerName = Literal["csv", "tensorboard", "wandb"]
 
 
-Range = tuple[Callable[[float], bool], str]
-"""Whether a number may be, and how to say which; what is no number never may."""
-_COUNT: Range = (lambda n: n >= 1, "a whole number from 1 on")
-_THREADS: Range = (lambda n: 1 <= n <= 1024, "a whole number from 1 to 1,024")
-_POSITIVE: Range = (lambda n: 0 < n < math.inf, "a number above 0")
-_FROM_ZERO: Range = (lambda n: 0 <= n < math.inf, "a number from 0 on")
-_BELOW_ONE: Range = (lambda n: 0 <= n < 1, "a number from 0 to below 1")
-_UP_TO_ONE: Range = (lambda n: 0 <= n <= 1, "a number from 0 to 1")
+class Range(NamedTuple):
+    """Which numbers a setting may be, and how to say so; what is no number never may."""
+
+    holds: Callable[[float], bool]
+    words: str
 
 
-def setting(default: Any, text: str, *, fixed: bool = False, within: Range | None = None) -> Any:
-    """Return a dataclass field with one line of help, and the numbers it may be.
-
-    A resumed run must keep a value that is fixed.
-    """
-    return field(default=default, metadata={"help": text, "fixed": fixed, "within": within})
+_COUNT = Range(lambda n: n >= 1, "a whole number from 1 on")
+_THREADS = Range(lambda n: 1 <= n <= 1024, "a whole number from 1 to 1,024")
+_POSITIVE = Range(lambda n: 0 < n < math.inf, "a number above 0")
+_FROM_ZERO = Range(lambda n: 0 <= n < math.inf, "a number from 0 on")
+_BELOW_ONE = Range(lambda n: 0 <= n < 1, "a number from 0 to below 1")
+_UP_TO_ONE = Range(lambda n: 0 <= n <= 1, "a number from 0 to 1")
+FIXED = "fixed"
+"""Marks a setting that a resumed run must keep."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimiserSettings:
     """How the weights are learnt."""
 
-    optimiser: Literal["sgd", "adam"] = setting("sgd", "Optimiser of the weights.", fixed=True)
-    learning_rate: float | None = setting(
-        None,
-        "Highest learning rate of the weights. [default: 0.02 at batches of 125; Adam 1e-3]",
-        within=_POSITIVE,
-    )
-    momentum: float = setting(0.9, "Momentum of SGD, for the weights only.", within=_BELOW_ONE)
-    weight_decay: float = setting(5e-4, "Weight decay, for the weights only.", within=_FROM_ZERO)
-    clip_norm: float = setting(
-        5.0, "Clip the norm of the weights' gradient to this; 0: do not clip.", within=_FROM_ZERO
-    )
-    warmup_epochs: float | None = setting(
-        None,
-        "Epochs of linear warm-up; then the rate falls by a cosine. [default: 1, at most a tenth]",
-        within=_FROM_ZERO,
-    )
+    optimiser: Annotated[Literal["sgd", "adam"], FIXED] = "sgd"
+    """Optimiser of the weights."""
+    learning_rate: Annotated[float | None, _POSITIVE] = None
+    """Highest learning rate of the weights. [default: 0.02 at batches of 125; Adam 1e-3]"""
+    momentum: Annotated[float, _BELOW_ONE] = 0.9
+    """Momentum of SGD, for the weights only."""
+    weight_decay: Annotated[float, _FROM_ZERO] = 5e-4
+    """Weight decay, for the weights only."""
+    clip_norm: Annotated[float, _FROM_ZERO] = 5.0
+    """Clip the norm of the weights' gradient to this; 0: do not clip."""
+    warmup_epochs: Annotated[float | None, _FROM_ZERO] = None
+    """Epochs of linear warm-up; then the rate falls by a cosine. [default: 1, at most a tenth]"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateSettings:
     """What is learnt of the architecture, and when."""
 
-    learn: Literal["all", "width", "depth", "nothing"] = setting(
-        "all", "What is learnt: widths, depth, both, or nothing (a baseline).", fixed=True
-    )
-    leave: tuple[str, ...] = setting(
-        (), "Layers (names or globs) that keep their width and depth.", fixed=True
-    )
-    budget: tuple[str, ...] | None = setting(
-        None,
-        "What the network may cost: multiply_adds=50%, parameters=10000, latency=50%, or several. "
-        "[default: half of the multiply-adds that can go]",
-        fixed=True,
-    )
-    multiple_of: int = setting(
-        1,
-        "Under a budget, keep a multiple of so many channels in each layer, or all.",
-        fixed=True,
-        within=_COUNT,
-    )
-    gate_optimiser: Literal["budget", "penalty"] | None = setting(
-        None,
-        "Learn gates to a budget, or by the paper's penalty. "
-        "[default: penalty if a width cost, gate rate or travel is given, else budget]",
-        fixed=True,
-    )
-    gate_schedule: tuple[str, ...] | None = setting(
-        None,
-        "Fields of archlearn.GateSchedule, such as branch_discount=16 for fewer blocks.",
-        fixed=True,
-    )
-    gate_rate: float | None = setting(
-        None, "Learning rate of the gates. [default: from steps and width cost]", within=_FROM_ZERO
-    )
-    largest_step: float = setting(
-        0.0, "Largest change of a gate in one step; 0: no bound.", within=_FROM_ZERO
-    )
-    start_after: float = setting(
-        0.1, "Share of the run before gates begin to change.", within=_UP_TO_ONE
-    )
-    freeze_for: float = setting(
-        0.3, "Last share of the run, in which gates no longer change.", within=_UP_TO_ONE
-    )
-    width_start: float = setting(
-        0.55, "Initial value of width gates.", fixed=True, within=_UP_TO_ONE
-    )
-    width_spread: float = setting(
-        0.0,
-        "Draw initial width gates at random from their start to so much above it.",
-        fixed=True,
-        within=_UP_TO_ONE,
-    )
-    depth_start: float = setting(
-        0.45, "Initial value of depth gates.", fixed=True, within=_UP_TO_ONE
-    )
-    travel: float | None = setting(
-        None,
-        "How far the price alone could move a gate, if no gate rate is given. [default: 1.5]",
-        within=_FROM_ZERO,
-    )
+    budget: Annotated[tuple[str, ...] | None, FIXED] = None
+    """What the network may cost: multiply_adds=50%, parameters=10000, latency=50%, or several.
+    [default: half of the multiply-adds that can go]"""
+    learn: Annotated[Literal["all", "width", "depth", "nothing"], FIXED] = "all"
+    """What is learnt: widths, depth, both, or nothing (a baseline)."""
+    leave: Annotated[tuple[str, ...], FIXED] = ()
+    """Layers (names or globs) that keep their width and depth."""
+    multiple_of: Annotated[int, FIXED, _COUNT] = 1
+    """Under a budget, keep a multiple of so many channels in each layer, or all."""
+    gate_optimiser: Annotated[Literal["budget", "penalty"] | None, FIXED] = None
+    """Learn gates to a budget, or by the paper's penalty. [default: penalty if a width cost, gate
+    rate or travel is given, else budget]"""
+    gate_schedule: Annotated[tuple[str, ...] | None, FIXED] = None
+    """Fields of archlearn.GateSchedule, such as branch_discount=16 for fewer blocks."""
+    gate_rate: Annotated[float | None, _FROM_ZERO] = None
+    """Learning rate of the gates. [default: from steps and width cost]"""
+    largest_step: Annotated[float, _FROM_ZERO] = 0.0
+    """Largest change of a gate in one step; 0: no bound."""
+    start_after: Annotated[float, _UP_TO_ONE] = 0.1
+    """Share of the run before gates begin to change."""
+    freeze_for: Annotated[float, _UP_TO_ONE] = 0.3
+    """Last share of the run, in which gates no longer change."""
+    width_start: Annotated[float, FIXED, _UP_TO_ONE] = 0.55
+    """Initial value of width gates."""
+    width_spread: Annotated[float, FIXED, _UP_TO_ONE] = 0.0
+    """Draw initial width gates at random from their start to so much above it."""
+    depth_start: Annotated[float, FIXED, _UP_TO_ONE] = 0.45
+    """Initial value of depth gates."""
+    travel: Annotated[float | None, _FROM_ZERO] = None
+    """How far the price alone could move a gate, if no gate rate is given. [default: 1.5]"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StrengthSettings:
     """How hard the terms of the penalty pull (the paper's four lambdas)."""
 
-    width_cost: float | None = setting(
-        None,
-        "Price of a kept neuron, lambda 3. [default: from initial widths and loss]",
-        within=_FROM_ZERO,
-    )
-    ratio: float = setting(0.4, "Width cost by binarising strength, lambda 3 / lambda 1.")
-    depth_share: float = setting(
-        0.1, "Strengths of depth gates as a share of those of width gates.", within=_FROM_ZERO
-    )
-    price: PriceName = setting(  # noqa: RUF009
-        "neurons", "What the price of a neuron is measured in."
-    )
-    pay: CostName = setting(  # noqa: RUF009
-        "parameters", "Merge a linear layer only if this falls."
-    )
+    width_cost: Annotated[float | None, _FROM_ZERO] = None
+    """Price of a kept neuron, lambda 3. [default: from initial widths and loss]"""
+    ratio: float = 0.4
+    """Width cost by binarising strength, lambda 3 / lambda 1."""
+    depth_share: Annotated[float, _FROM_ZERO] = 0.1
+    """Strengths of depth gates as a share of those of width gates."""
+    price: PriceName = "neurons"
+    """What the price of a neuron is measured in."""
+    pay: CostName = "parameters"
+    """Merge a linear layer only if this falls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HardwareSettings:
     """Where and how the arithmetic is done."""
 
-    accelerator: Literal["auto", "cpu", "cuda", "mps"] = setting("auto", "Device.")
-    precision: Literal["32-true", "bf16-mixed", "64-true"] = setting(
-        "32-true", "Number format of weights and activations.", fixed=True
-    )
-    accumulate: int = setting(
-        1, "Gradient accumulation: parts that each batch is split into.", fixed=True, within=_COUNT
-    )
-    threads: int | None = setting(None, "CPU threads. [default: torch's choice]", within=_THREADS)
-    capture: Literal["auto", "no"] = setting(
-        "auto", "Capture each step as one CUDA graph where possible."
-    )
-    compile: bool = setting(False, "Compile steps by torch.compile: faster, but it starts later.")
-    shrink: bool | None = setting(
-        None,
-        "Cut closed channels out during training, so that steps get faster. "
-        "[default: but for short runs on a GPU]",
-    )
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device."""
+    precision: Annotated[Literal["32-true", "bf16-mixed", "64-true"], FIXED] = "32-true"
+    """Number format of weights and activations."""
+    accumulate: Annotated[int, FIXED, _COUNT] = 1
+    """Gradient accumulation: parts that each batch is split into."""
+    threads: Annotated[int | None, _THREADS] = None
+    """CPU threads. [default: torch's choice]"""
+    capture: Literal["auto", "no"] = "auto"
+    """Capture each step as one CUDA graph where possible."""
+    compile: bool = False
+    """Compile steps by torch.compile: faster, but it starts later."""
+    shrink: bool | None = None
+    """Cut closed channels out during training, so that steps get faster. [default: but for short
+    runs on a GPU]"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordSettings:
     """What is written while a run goes on."""
 
-    checkpoint_seconds: float = setting(
-        20.0, "Seconds between checkpoints, at least.", within=_FROM_ZERO
-    )
-    logger: LoggerName | None = setting(  # noqa: RUF009
-        None,
-        "Write the numbers of each epoch for other tools as well: csv, tensorboard "
-        "(archlearn[tensorboard]) or wandb (archlearn[wandb]).",
-    )
-    report: bool = setting(True, "Write report.html at the end.")
+    checkpoint_seconds: Annotated[float, _FROM_ZERO] = 20.0
+    """Seconds between checkpoints, at least."""
+    logger: LoggerName | None = None
+    """Write the numbers of each epoch for other tools as well: csv, tensorboard
+    (archlearn[tensorboard]) or wandb (archlearn[wandb])."""
+    report: bool = True
+    """Write report.html at the end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
     """Everything that decides how a run goes."""
 
-    model: str = setting(
-        "lenet",
-        "Built-in network (lenet, deep-lenet, mlp, convnet, alexnet, resnet20, resnet56, "
-        "preresnet20, vgg16-bn, mobilenetv2, densenet40, vit, mixer, gpt), or "
-        "package.module:function.",
-        fixed=True,
-    )
-    data: str = setting("mnist", "Data set; `archlearn data` lists them.", fixed=True)
-    seed: int = setting(0, "Random seed.", fixed=True)
-    epochs: int | None = setting(
-        None,
-        "Passes over the train data. [default: as many as 4,400 steps need, at most 200]",
-        fixed=True,
-        within=_COUNT,
-    )
-    batch_size: int | None = setting(
-        None,
-        "Examples in a step, over all processes. [default: 125, less if data are few]",
-        fixed=True,
-        within=_COUNT,
-    )
-    validation: float = setting(
-        1 / 12,
-        "Share of the train data that is kept for validation; 0: none.",
-        fixed=True,
-        within=_BELOW_ONE,
-    )
-    limit: int | None = setting(
-        None, "Use only so many train examples, always the same ones.", fixed=True, within=_COUNT
-    )
-    classes: int | None = setting(None, "Use only the first so many classes.", fixed=True)
-    resize: int | None = setting(
-        None, "Scale images to this side, batch by batch on the device.", fixed=True
-    )
-    augment: Literal["no", "flip", "crop", "crop-flip", "pad-crop-flip"] = setting(
-        "no",
-        "Augment train images: mirrored (flip), enlarged random windows (crop), both, or CIFAR's "
-        "usual shift by up to an eighth of the side, mirrored.",
-        fixed=True,
-    )
-    normalise: Literal["data", "imagenet"] = setting(
-        "data", "Normalise inputs by the mean and deviation of the data or of ImageNet.", fixed=True
-    )
-    skip_broken: bool = setting(
-        False, "Leave broken images out, naming each, instead of stopping.", fixed=True
-    )
-    start_from: str | None = setting(
-        None,
-        "Pretrained weights: a file of archlearn.save, or a state_dict.",
-        fixed=True,
-    )
-    teacher: str | None = setting(
-        None,
-        "Knowledge distillation from a frozen network: original (the one that the run starts "
-        "from), or a file as for --start-from.",
-        fixed=True,
-    )
+    model: Annotated[str, FIXED] = "lenet"
+    """Built-in network (lenet, deep-lenet, mlp, convnet, alexnet, resnet20, resnet56, preresnet20,
+    vgg16-bn, mobilenetv2, densenet40, vit, mixer, gpt), or package.module:function."""
+    data: Annotated[str, FIXED] = "mnist"
+    """Data set; `archlearn data` lists them."""
+    seed: Annotated[int, FIXED] = 0
+    """Random seed."""
+    epochs: Annotated[int | None, FIXED, _COUNT] = None
+    """Passes over the train data. [default: as many as 4,400 steps need, at most 200]"""
+    batch_size: Annotated[int | None, FIXED, _COUNT] = None
+    """Examples in a step, over all processes. [default: 125, less if data are few]"""
+    validation: Annotated[float, FIXED, _BELOW_ONE] = 1 / 12
+    """Share of the train data that is kept for validation; 0: none."""
+    limit: Annotated[int | None, FIXED, _COUNT] = None
+    """Use only so many train examples, always the same ones."""
+    classes: Annotated[int | None, FIXED] = None
+    """Use only the first so many classes."""
+    resize: Annotated[int | None, FIXED] = None
+    """Scale images to this side, batch by batch on the device."""
+    augment: Annotated[Literal["no", "flip", "crop", "crop-flip", "pad-crop-flip"], FIXED] = "no"
+    """Augment train images: mirrored (flip), enlarged random windows (crop), both, or CIFAR's
+    usual shift by up to an eighth of the side, mirrored."""
+    normalise: Annotated[Literal["data", "imagenet"], FIXED] = "data"
+    """Normalise inputs by the mean and deviation of the data or of ImageNet."""
+    skip_broken: Annotated[bool, FIXED] = False
+    """Leave broken images out, naming each, instead of stopping."""
+    start_from: Annotated[str | None, FIXED] = None
+    """Pretrained weights: a file of archlearn.save, or a state_dict."""
+    teacher: Annotated[str | None, FIXED] = None
+    """Knowledge distillation from a frozen network: original (the one that the run starts from),
+    or a file as for --start-from."""
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     gates: GateSettings = field(default_factory=GateSettings)
     strengths: StrengthSettings = field(default_factory=StrengthSettings)
@@ -285,13 +229,8 @@ def from_table(kind: type[S], table: Mapping[str, Any], where: str = "") -> S:
     return kind(**values)
 
 
-_FORMER = {"record.tensorboard": 'take it out, or write logger = "tensorboard"'}
-
-
 def _unknown_key(name: str, key: str, kind: type) -> str:
     """Return a sentence that names the key meant, wherever it belongs."""
-    if name in _FORMER:
-        return f"there is no setting {name!r} any more; {_FORMER[name]}"
     homes = {item: section for section, item, _ in flat_settings()}
     here = [item.name for item in dataclasses.fields(cast("Any", kind))]
     near = difflib.get_close_matches(key, here, n=1) or difflib.get_close_matches(key, homes, n=1)
@@ -331,15 +270,19 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
-def flat_settings() -> Iterator[tuple[str, str, dataclasses.Field[Any]]]:
-    """Yield every setting as section, name and field; the section is "" at the top."""
-    hints = get_type_hints(RunSettings)
-    for item in dataclasses.fields(RunSettings):
-        if dataclasses.is_dataclass(hints[item.name]):
-            for inner in dataclasses.fields(hints[item.name]):
-                yield item.name, inner.name, inner
-        else:
-            yield "", item.name, item
+def flat_settings() -> Iterator[tuple[str, str, tuple[object, ...]]]:
+    """Yield every setting as section, name and marks; the section is "" at the top."""
+    for name, hint in get_type_hints(RunSettings, include_extras=True).items():
+        inside = get_type_hints(hint, include_extras=True) if dataclasses.is_dataclass(hint) else {}
+        for inner, its_hint in inside.items():
+            yield name, inner, getattr(its_hint, "__metadata__", ())
+        if not inside:
+            yield "", name, getattr(hint, "__metadata__", ())
+
+
+def flatten(settings: RunSettings) -> dict[str, Any]:
+    """Return settings by their bare names, whatever table they are in."""
+    return {name: _get(settings, section, name) for section, name, _ in flat_settings()}
 
 
 def override(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
@@ -358,8 +301,8 @@ def changed_fixed(before: RunSettings, after: RunSettings) -> list[str]:
     """Return the names of settings that differ although a resumed run must keep them."""
     return [
         name
-        for section, name, item in flat_settings()
-        if item.metadata["fixed"] and _get(before, section, name) != _get(after, section, name)
+        for section, name, marks in flat_settings()
+        if FIXED in marks and _get(before, section, name) != _get(after, section, name)
     ]
 
 
@@ -420,12 +363,12 @@ def read_settings(path: Path) -> RunSettings:
 
 def check_ranges(settings: RunSettings) -> None:
     """Refuse numbers with which no run can go well."""
-    for section, name, item in flat_settings():
+    for section, name, marks in flat_settings():
         value = _get(settings, section, name)
-        within: Range | None = item.metadata["within"]
-        if within is not None and value is not None and not within[0](value):
-            option = name.replace("_", "-")
-            raise SettingsError(f"{name} is {value}; give --{option} {within[1]}")
+        for mark in marks:
+            if isinstance(mark, Range) and value is not None and not mark.holds(value):
+                option = name.replace("_", "-")
+                raise SettingsError(f"{name} is {value}; give --{option} {mark.words}")
     gates = settings.gates
     if gates.learn == "nothing" and gates.budget:
         raise SettingsError(
