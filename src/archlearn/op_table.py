@@ -126,12 +126,12 @@ torch.absolute torch.addbmm Tensor.addmm torch.addmm F.affine_grid Tensor.all to
 operator.and_ Tensor.any torch.any Tensor.argmax torch.argmax Tensor.argmin torch.argmin
 Tensor.argsort torch.argsort
 torch._assert torch.atleast_1d torch.atleast_2d torch.atleast_3d Tensor.baddbmm torch.baddbmm
-Tensor.bernoulli_ F.bilinear nn.Bilinear torch.bilinear F.binary_cross_entropy
+F.bilinear nn.Bilinear torch.bilinear F.binary_cross_entropy
 F.binary_cross_entropy_with_logits Tensor.bool torch.broadcast_tensors torch.bucketize torch.cdist
 math.ceil torch.column_stack torch.concatenate Tensor.copy_ torch.cosh F.cosine_embedding_loss
 F.cosine_similarity torch.cosine_similarity nn.CosineSimilarity torch.count_nonzero torch.cross
 F.cross_entropy torch.cummax torch.cummin torch.diag torch.diag_embed Tensor.diagonal torch.diagonal
-torch.complex torch.diff Tensor.dot torch.dot torch.dstack torch.embedding torch.empty_like
+torch.complex torch.diff Tensor.dot torch.dot torch.dstack torch.embedding
 Tensor.eq operator.eq torch.eq math.exp torch.feature_dropout Tensor.fill_ torch.finfo torch.fliplr
 torch.flipud math.floor torch.floor_divide F.fold nn.Fold torch.frac Tensor.ge
 operator.ge torch.ge torch.greater F.grid_sample nn.GRUCell Tensor.gt operator.gt torch.gt
@@ -146,13 +146,13 @@ nn.LSTMCell Tensor.lt operator.lt torch.lt F.margin_ranking_loss torch.masked_se
 F.max_unpool1d F.max_unpool2d F.max_unpool3d nn.MaxUnpool1d nn.MaxUnpool2d nn.MaxUnpool3d
 torch.median torch.meshgrid operator.mod torch.moveaxis F.mse_loss
 F.multi_head_attention_forward nn.MultiheadAttention torch.mv Tensor.ne operator.ne torch.ne
-F.nll_loss Tensor.normal_ torch.normal operator.not_ F.one_hot operator.or_ torch.outer
+F.nll_loss torch.normal operator.not_ F.one_hot operator.or_ torch.outer
 F.pairwise_distance nn.PairwiseDistance torch.polar operator.pos Tensor.prod math.prod torch.prod
-torch.rand_like torch.randn_like torch.ravel torch.real nn.RNNCell torch.rot90 Tensor.scatter
+torch.ravel torch.real nn.RNNCell torch.rot90 Tensor.scatter
 Tensor.scatter_ torch.scatter operator.setitem torch.sinh F.smooth_l1_loss nn.Softmax2d Tensor.sort
 torch.sort Tensor.split_with_sizes math.sqrt Tensor.squeeze_ torch.std_mean torch.take_along_dim
 torch.tan torch.tensordot Tensor.topk torch.topk Tensor.tril torch.tril F.triplet_margin_loss
-Tensor.triu torch.triu torch.trunc F.unfold Tensor.unfold nn.Unfold Tensor.uniform_
+Tensor.triu torch.triu torch.trunc F.unfold Tensor.unfold nn.Unfold
 Tensor.unsqueeze_ torch.var_mean operator.xor Tensor.zero_
 torchvision.models.swin_transformer._get_relative_position_bias
 torchvision.models.swin_transformer._patch_merging_pad
@@ -279,6 +279,15 @@ OPERATIONS: tuple[OpSpec, ...] = (
     _op("torch.zeros_like", "elementwise.like"),
     _op("torch.ones_like", "elementwise.like"),
     _op("torch.full_like", "elementwise.like"),
+    *_alike(
+        "elementwise.draw",
+        "torch.rand_like",
+        "torch.randn_like",
+        "torch.empty_like",
+        "Tensor.normal_",
+        "Tensor.uniform_",
+        "Tensor.bernoulli_",
+    ),
     # Reshaping, joining and indexing: the same is done to labels.
     *_alike(
         "reshape.move",

@@ -137,7 +137,7 @@ KINDS: tuple[Kind, ...] = (
         "noise_in_training",
         parts(NoiseInTraining, first=conv(3, 5), second=conv(5, 7), head=conv(7, 4)),
         IMAGE,
-        (7,),
+        (5, 7),
     ),
     kind(
         "buffer_as_mask",

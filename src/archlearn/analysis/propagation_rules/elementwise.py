@@ -116,6 +116,13 @@ def like(step: OpCall) -> Any:
     return Labels(step.x.ids, torch.tensor(state).expand(step.x.shape))
 
 
+def draw(step: OpCall) -> Any:
+    """Random numbers in the shape of a tensor, or in its place: not zero where that is."""
+    if len(step.labels) != 1 or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
+        return opaque(step)
+    return Labels(step.x.ids, torch.tensor(UNKNOWN).expand(step.x.shape))
+
+
 def create(step: OpCall) -> Any:
     """A new tensor, of which nothing may go."""
     return fixed_out(step.out)
