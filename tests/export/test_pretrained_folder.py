@@ -1,5 +1,6 @@
 """A compact model of transformers is an ordinary folder where its config can say its sizes."""
 
+import copy
 import json
 import sys
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ if find_spec("torchvision") is not None:
     import_models()  # which transformers imports in its turn
 import transformers
 
+from archlearn.export.config_sizes import FAMILIES, USUAL, read_settings
 from archlearn.export.pretrained_folder import save_pretrained, to_transformers
 from tests.cli.commands import assert_refused, run_here
 
@@ -138,11 +140,22 @@ def test_equal_widths_are_said_by_the_config(
     torch.testing.assert_close(loaded(input_ids=TOKENS)[0], small(input_ids=TOKENS)[0])
 
 
-def test_other_widths_are_a_file_of_ours(tmp_path: Path) -> None:
+def test_other_widths_are_refused_and_a_file_of_ours_where_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
     small = compact(bert(), "intermediate", 6, 5)
-    saved = save_pretrained(small, tmp_path / "small")
+    unequal = r"intermediate_size is one number for 'encoder.layer.0.*\(18\) and 'enc.*\(19\)"
+    with pytest.raises(al.FileError, match=f"{unequal}.*equal_blocks=True.*own_file=True"):
+        save_pretrained(small, tmp_path / "small")
+    assert not (tmp_path / "small").exists()
+    own = to_transformers(small)
+    for model in (own, copy.deepcopy(own)):
+        with pytest.raises(al.FileError, match=f"{unequal}.*equal_blocks=True.*own_file=True"):
+            model.save_pretrained(tmp_path / "small")
+    assert not (tmp_path / "small").exists()
+    saved = save_pretrained(small, tmp_path / "small", own_file=True)
     assert not saved.is_pretrained
-    assert "not equally wide: of 24, 18 stayed in one and 19 in 'encoder.layer.1" in str(saved)
+    assert "not equally wide" in str(saved)
     found = al.load(tmp_path / "small" / "archlearn.safetensors").eval()(input_ids=TOKENS)
     expected = small(input_ids=TOKENS)
     assert type(found) is type(expected)
@@ -260,9 +273,9 @@ def test_fewer_heads_are_said_by_the_config(tmp_path: Path) -> None:
 
 
 def test_a_size_that_the_config_refuses_is_told(tmp_path: Path) -> None:
-    saved = save_pretrained(compact(llama(), "embed", 3), tmp_path / "small")
-    assert not saved.is_pretrained
-    assert "may not say hidden_size=13: ValueError: The hidden size (13) is not" in saved.reason
+    said = r"may not say hidden_size=13: ValueError: The hidden size \(13\) is not"
+    with pytest.raises(al.FileError, match=said):
+        save_pretrained(compact(llama(), "embed", 3), tmp_path / "small")
 
 
 def test_what_the_own_forward_cannot_hold_is_refused() -> None:
@@ -338,7 +351,9 @@ def test_the_command_writes_our_file_where_no_config_fits(tmp_path: Path) -> Non
     small = compact(bert(), "intermediate", 6, 5)
     al.save(small, tmp_path / "small.safetensors")
     words = "export small.safetensors --to pretrained --config original --out deep/folder"
-    code, said = run_here(words.split(), tmp_path)
+    assert_refused(words, "equal_blocks=True", tmp_path)
+    assert not (tmp_path / "deep" / "folder").exists()
+    code, said = run_here([*words.split(), "--own-file"], tmp_path)
     assert code == 0, said
     assert "deep/folder/archlearn.safetensors: read it with archlearn.load (its layers are" in said
     found = al.load(tmp_path / "deep" / "folder" / "archlearn.safetensors").eval()
@@ -410,3 +425,127 @@ def test_inputs_that_cannot_be_made_up_are_asked_for(tmp_path: Path) -> None:
         save_pretrained(loaded, tmp_path / "out", tmp_path / "bert")
     assert not (tmp_path / "out").exists()
     assert save_pretrained(loaded, tmp_path / "out", tmp_path / "bert", inputs).is_pretrained
+
+
+def bart() -> Any:
+    """Encoder and decoder of one width, for which its config has two settings."""
+    return hf.BartForConditionalGeneration(hf.BartConfig(
+        vocab_size=60, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24,
+        max_position_embeddings=32, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        decoder_start_token_id=2, forced_eos_token_id=2,
+    ))  # fmt: skip
+
+
+def t5() -> Any:
+    return hf.T5ForConditionalGeneration(hf.T5Config(
+        vocab_size=60, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, tie_word_embeddings=True,
+    ))  # fmt: skip
+
+
+BOTH = {
+    "input_ids": TOKENS,
+    "attention_mask": torch.ones_like(TOKENS),
+    "decoder_input_ids": TOKENS[:, :5],
+}
+
+
+def test_two_settings_of_one_size_are_told_apart(tmp_path: Path) -> None:
+    small = compact(bart(), "fc1", 6, 6, 4, 4, **BOTH)
+    saved = save_pretrained(small, tmp_path / "small")
+    assert saved.reason == "encoder_ffn_dim=18, decoder_ffn_dim=20"
+    loaded = hf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "small").eval()
+    torch.testing.assert_close(loaded(**BOTH).logits, small(**BOTH).logits)
+
+
+def test_t5_may_have_other_numbers_of_heads_in_encoder_and_decoder(tmp_path: Path) -> None:
+    small = compact_heads(t5(), {"encoder": 1, "decoder.block.0.layer.0": 2})
+    own = to_transformers(small)
+    heads = {name: m.n_heads for name, m in own.named_modules() if hasattr(m, "n_heads")}
+    assert heads["encoder.block.1.layer.0.SelfAttention"] == 3
+    assert heads["decoder.block.1.layer.0.SelfAttention"] == 2
+    assert heads["decoder.block.1.layer.1.EncDecAttention"] == 4
+    torch.testing.assert_close(own(**BOTH).logits, small(**BOTH).logits)
+    mask = {"attention_mask": BOTH["attention_mask"], "max_new_tokens": 5, "do_sample": False}
+    assert own.generate(TOKENS, **mask).shape[1] > 1
+    with pytest.raises(al.FileError, match=r"num_heads is one number .*\(3\) and .*\([24]\)"):
+        save_pretrained(small, tmp_path / "small")
+
+
+@torch.no_grad()
+def compact_heads(net: nn.Module, n_closed: dict[str, int]) -> Any:
+    gated = al.add_gates(net.eval(), BOTH, learn={"*": al.Learn.HEADS})
+    for name, gate in al.width_gates(gated).items():
+        for part, n in n_closed.items():
+            gate[:n] = torch.where(torch.tensor(name.startswith(part)), 0.0, gate[:n])
+    return al.compact(gated)
+
+
+def test_equal_numbers_of_heads_of_t5_are_said_by_its_config(tmp_path: Path) -> None:
+    small = compact_heads(t5(), {"": 1})
+    saved = save_pretrained(small, tmp_path / "small")
+    assert saved.reason == "num_heads=3"
+    loaded = hf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "small").eval()
+    torch.testing.assert_close(loaded(**BOTH).logits, small(**BOTH).logits)
+
+
+def test_the_own_class_keeps_gradient_checkpointing() -> None:
+    net = llama()
+    net.gradient_checkpointing_enable()
+    small = compact(net, "mlp", 6, 5)
+    assert to_transformers(small).is_gradient_checkpointing
+    net.gradient_checkpointing_disable()
+    assert not to_transformers(compact(net, "mlp", 6, 5)).is_gradient_checkpointing
+
+
+def test_a_size_that_no_known_setting_says_is_named(tmp_path: Path) -> None:
+    net = hf.Dinov2Model(hf.Dinov2Config(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=4,
+    ))  # fmt: skip
+    small = compact(net, "mlp", 6, 6, **PIXELS)
+    said = r"of a 'dinov2' no setting is known that says that '.*mlp\.fc1\.weight' is \(58, 16\)"
+    with pytest.raises(al.FileError, match=said):
+        save_pretrained(small, tmp_path / "small")
+    torch.testing.assert_close(to_transformers(small)(**PIXELS)[0], small(**PIXELS)[0])
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 24, "head_dim": 4, "n_embd": 16, "n_layer": 2,
+    "n_head": 4, "ffn_dim": 24, "word_embed_proj_dim": 16, "dim": 16, "hidden_dim": 24,
+    "n_layers": 2, "n_heads": 4, "d_model": 16, "d_ff": 24, "d_kv": 4, "num_layers": 2,
+    "num_heads": 4, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24,
+    "embedding_size": 16, "image_size": 32, "ffn_hidden_size": 24, "pad_token_id": 0,
+    "num_decoder_layers": 2, "bos_token_id": 1, "eos_token_id": 2, "n_inner": 24,
+    "attention_types": [[["global"], 2]],
+}  # fmt: skip
+
+
+USUAL_TYPES = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "stablelm", "cohere",
+    "granite", "olmo", "olmo2", "smollm3", "phi", "phi3", "starcoder2", "gpt_neo", "gpt_neox",
+    "bert", "roberta", "xlm-roberta", "camembert", "mpnet", "deberta-v2", "modernbert", "vit",
+    "deit", "beit", "siglip_vision_model", "clip_vision_model", "clip_text_model",
+)  # fmt: skip
+FEWER = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_heads": 2}
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.script.*")  # of DeBERTa
+@pytest.mark.parametrize("name", [*FAMILIES, *USUAL_TYPES])
+def test_the_settings_of_a_family_are_read_off_the_shapes_that_they_give(name: str) -> None:
+    kind = hf.models.auto.configuration_auto.CONFIG_MAPPING[name]
+    small = {key: value for key, value in SMALL.items() if key in kind().to_dict()}
+
+    def shapes(**settings: int) -> dict[str, tuple[int, ...]]:
+        with torch.device("meta"):
+            model = hf.AutoModel.from_config(kind(**small | settings))
+        return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+
+    # Where a config names no size of a head, it follows from the width: none says fewer.
+    says_heads = bool(small.keys() & {"head_dim", "d_kv"})
+    names = [n for n in FAMILIES.get(name, USUAL) if n in small and (says_heads or n not in FEWER)]
+    settings = {n: FEWER.get(n, 8) for n in names}
+    assert len(settings) > 1
+    assert read_settings(kind(**small), shapes(), shapes(**settings)).items() >= settings.items()

@@ -1,18 +1,19 @@
 """Compact models of transformers: as a folder for `from_pretrained`, or in the original's class."""
 
 import copy
-import itertools
 import json
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from archlearn.errors import InputError, check_installed, first_line
+from archlearn.errors import FileError, InputError, check_installed, first_line
+from archlearn.export.config_sizes import Shapes, read_settings
 from archlearn.gating.cost_counter import EXAMPLE, known_inputs, place_inputs
 from archlearn.gating.gate_container import find_container
 from archlearn.module_utils import evaluating
@@ -23,8 +24,11 @@ from archlearn.tracing.generated_forward import forward_graphs, user_class
 from archlearn.tracing.transformer_blocks import with_attention_mask
 
 FILE = "archlearn.safetensors"
+_NO_FOLDER = (
+    "from_pretrained could not read a folder of this {}: {}; or keep our own file: save_pretrained("
+    "small, folder, own_file=True) of archlearn.export.pretrained_folder"
+)
 CONFIG = "config.json"
-_MOST_TRIES = 64
 _N_TOKENS = 8
 
 
@@ -53,11 +57,13 @@ def save_pretrained(
     folder: str | PathLike[str],
     original: str | PathLike[str] | None = None,
     example_inputs: object = None,
+    *,
+    own_file: bool = False,
 ) -> SavedFolder:
-    """Write a compact model of transformers into a folder, and say how it is read.
+    """Write a compact model of transformers as a folder that `AutoModel.from_pretrained` reads.
 
-    Where all sizes fit the model's own config (every block equally wide), it is an ordinary folder
-    that `AutoModel.from_pretrained` reads. Elsewhere it holds a file of `archlearn.save`.
+    All sizes must fit the model's own config: every block equally wide, as with
+    `GateOptimizer(..., equal_blocks=True)`.
 
     Args:
         model: A model from `compact`, of a class of transformers, or from `load`.
@@ -65,20 +71,26 @@ def save_pretrained(
         original: A folder with the `config.json` of the model that was gated; one from `load`
             has no config. Nothing is downloaded, and no code in the folder is run.
         example_inputs: Arguments for one call; a compact model knows its own.
+        own_file: Whether sizes that no config can say are written as a file of `archlearn.save` in
+            the folder instead.
 
     Raises:
         InputError: If the model has gates, is not one of transformers, or its config is another's.
-        FileError: If it fits neither way.
+        FileError: If its config cannot say the sizes, and `own_file` is not set.
     """
     path = Path(folder)
     kind, config = _find_original(model, original)
-    fitted, reason = _fit(model, kind, config, example_inputs)
-    path.mkdir(parents=True, exist_ok=True)
-    if fitted is not None:
-        fitted.save_pretrained(path)
-    else:
+    try:
+        fitted, reason = _fit(model, kind, config, example_inputs)
+    except FileError as error:
+        if not own_file:
+            raise FileError(_NO_FOLDER.format(kind.__name__, error)) from None
+        path.mkdir(parents=True, exist_ok=True)
         save(model, path / FILE)
-    return SavedFolder(path, fitted is not None, reason)
+        return SavedFolder(path, is_pretrained=False, reason=str(error))
+    path.mkdir(parents=True, exist_ok=True)
+    fitted.save_pretrained(path)
+    return SavedFolder(path, is_pretrained=True, reason=reason)
 
 
 def to_transformers(
@@ -89,7 +101,8 @@ def to_transformers(
     """Return a compact model in the class of transformers that it had, whose own forward runs it.
 
     So `generate` works, with its cache of keys and values. The layers may have different widths;
-    the config goes on saying the original's where it cannot say theirs.
+    where the config cannot say them it keeps the original's, and `save_pretrained` of what is
+    returned raises, because `from_pretrained` could not read the folder.
 
     Args:
         model: As for `save_pretrained`, and so are the others.
@@ -101,16 +114,16 @@ def to_transformers(
             model is not one of transformers.
     """
     kind, config = _find_original(model, original)
-    fitted, reason = _fit(model, kind, config, example_inputs)
-    if fitted is None and model.state_dict().keys() == _shapes(kind, config).keys():
-        inputs = _find_inputs(model, config, example_inputs)
-        fitted, reason = _check(model, _with_weights(kind, config, model), inputs, "these widths")
-    if fitted is None:
+    try:
+        fitted = _fit_widths(model, kind, config, example_inputs)
+    except FileError as error:
         raise InputError(
-            f"the own forward of {kind.__name__} does not fit the compact model ({reason}); learn "
+            f"the own forward of {kind.__name__} does not fit the compact model ({error}); learn "
             "no more than the widths of its MLPs and embeddings, and whole heads (Learn.HEADS), by "
             "their names in learn="
-        )
+        ) from None
+    if getattr(model, "is_gradient_checkpointing", False):
+        fitted.gradient_checkpointing_enable()
     settings = _find_generation(model, original)
     if settings is not None:
         settings.use_cache = True
@@ -227,32 +240,48 @@ def _make_input(name: str, config: Any) -> Tensor:
     raise InputError(f"the model was gated with {name!r}, which cannot be made up; {_BY_HAND}")
 
 
+def _fit_widths(
+    model: nn.Module, kind: type[nn.Module], config: Any, example_inputs: object
+) -> Any:
+    """Return an ordinary model with the same weights, whatever widths its layers have."""
+    try:
+        return _fit(model, kind, config, example_inputs)[0]
+    except FileError as error:
+        if model.state_dict().keys() != _shapes(kind, config).keys():
+            raise
+        made: Any = _with_weights(kind, config, model)
+        _check(model, made, _find_inputs(model, config, example_inputs), "these widths")
+        made.save_pretrained = partial(_refuse_folder, _NO_FOLDER.format(kind.__name__, error))
+        return made
+
+
+def _refuse_folder(text: str, *_: object, **__: object) -> NoReturn:
+    raise FileError(text)
+
+
 def _fit(
     model: nn.Module, kind: type[nn.Module], config: Any, example_inputs: object
 ) -> tuple[Any, str]:
-    """Return an ordinary model with the same weights, or None, and the reason for it."""
+    """Return an ordinary model with the same weights, and which settings its config says."""
     sizes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    heads = _count_heads(config, sizes)
-    changes = _differences(_shapes(kind, _set(config, heads)), sizes)
-    if isinstance(changes, str):
-        return None, changes
-    for settings in (heads | each for each in _settings(config, changes)):
-        if _shapes(kind, _set(config, settings)) == sizes:
-            for name in list(settings):  # a size by chance, as that of a window of attention
-                fewer = {other: size for other, size in settings.items() if other != name}
-                if _shapes(kind, _set(config, fewer)) == sizes:
-                    settings = fewer
-            trial = _set(config, settings)
-            said = ", ".join(f"{name}={size}" for name, size in settings.items())
-            try:
-                type(trial).from_dict(trial.to_dict())
-            except Exception as error:  # whatever transformers says to settings that do not fit
-                return None, f"its config may not say {said}: {str(error).splitlines()[-1].strip()}"
-            inputs = _find_inputs(model, config, example_inputs)
-            fitted = _with_weights(kind, trial, model)
-            return _check(model, fitted, inputs, said or "no size has changed")
-    lost = ", ".join(f"{old} became {new}" for old, new in changes.items())
-    return None, f"no setting of its config says that {lost}"
+    settings = read_settings(config, _shapes(kind, config), sizes)
+    said = ", ".join(f"{name}={size}" for name, size in settings.items()) or "no size has changed"
+    trial = _set(config, settings)
+    try:
+        type(trial).from_dict(trial.to_dict())
+    except Exception as error:  # whatever transformers says to settings that do not fit
+        last = str(error).splitlines()[-1].strip()
+        raise FileError(f"its config may not say {said}: {last}") from error
+    shapes = _shapes(kind, trial)
+    for name, size in sizes.items():
+        if shapes.get(name) != size:
+            raise FileError(
+                f"of a {config.model_type!r} no setting is known that says that {name!r} is {size}:"
+                f" with {said} it is {shapes.get(name)}"
+            )
+    made = _with_weights(kind, trial, model)
+    _check(model, made, _find_inputs(model, config, example_inputs), said)
+    return made, said
 
 
 def _set(config: Any, settings: dict[str, int]) -> Any:
@@ -261,17 +290,6 @@ def _set(config: Any, settings: dict[str, int]) -> Any:
     for name, size in settings.items():
         setattr(config, name, size)
     return config
-
-
-def _count_heads(config: Any, sizes: dict[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return which numbers of heads have changed, where the config says how large a head is."""
-    found: dict[str, int] = {}
-    for name, end in (("num_attention_heads", "q_proj"), ("num_key_value_heads", "k_proj")):
-        rows = [shape[0] for key, shape in sizes.items() if key.endswith(f".{end}.weight")]
-        size = getattr(config, "head_dim", None)
-        if rows and size and hasattr(config, name) and rows[0] != getattr(config, name) * size:
-            found[name] = rows[0] // size
-    return found
 
 
 def _find_inputs(model: nn.Module, config: Any, example_inputs: object) -> ExampleInputs:
@@ -303,7 +321,7 @@ def _with_weights(kind: Any, config: Any, model: nn.Module) -> nn.Module:
 
 def _count_rows(module: nn.Module) -> list[int]:
     """Return how many rows the layers of queries and of keys have; 0 for others."""
-    layers = [getattr(module, name, None) for name in ("q_proj", "k_proj")]
+    layers = [getattr(module, f"{name}_proj", getattr(module, name, None)) for name in "qk"]
     return [len(layer.weight) if isinstance(layer, nn.Linear) else 0 for layer in layers]
 
 
@@ -315,13 +333,13 @@ def _update_heads_(module: Any, before: list[int]) -> None:
         module.split_size = len(module.c_proj.weight)
     elif all(before) and (now := _count_rows(module)) != before:
         queries, keys = map(Fraction, now, before)
-        known = {"num_heads": queries, "num_attention_heads": queries}
+        known = dict.fromkeys(("num_heads", "num_attention_heads", "n_heads", "inner_dim"), queries)
         known |= {"num_key_value_heads": keys, "num_key_value_groups": queries / keys}
         for name in known.keys() & vars(module).keys():
             setattr(module, name, int(getattr(module, name) * known[name]))
 
 
-def _shapes(kind: type[nn.Module], config: Any) -> dict[str, tuple[int, ...]]:
+def _shapes(kind: type[nn.Module], config: Any) -> Shapes:
     """Return the shapes that a model of this config has; none if there is no such model."""
     try:
         with torch.device("meta"):
@@ -331,55 +349,20 @@ def _shapes(kind: type[nn.Module], config: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
 
 
-def _differences(
-    old: dict[str, tuple[int, ...]], new: dict[str, tuple[int, ...]]
-) -> dict[int, int] | str:
-    """Return which sizes have become which, or why that is not one answer."""
-    if old.keys() != new.keys():
-        odd = sorted(old.keys() ^ new.keys())[0]
-        return f"the tensor {odd!r} was added or merged, which no config says"
-    changes: dict[int, int] = {}
-    for name, shape in new.items():
-        for before, after in zip(old[name], shape, strict=True):
-            if before != after and changes.setdefault(before, after) != after:
-                return (
-                    f"its layers are not equally wide: of {before}, {changes[before]} stayed in "
-                    f"one and {after} in {name!r}"
-                )
-    return changes
-
-
-def _settings(config: Any, changes: dict[int, int]) -> list[dict[str, int]]:
-    """Return the ways in which a config could say these changes.
-
-    A size that follows from another, as that of two layers in one, is not said by itself.
-    """
-    optional = [name for name in ("n_inner",) if getattr(config, name, 0) is None]
-    numbers = {k: v for k, v in vars(config).items() if type(v) is int}
-    fields = [
-        [*(name for name, value in numbers.items() if value == old), *optional, None]
-        for old in changes
-    ]
-    ways = itertools.islice(itertools.product(*fields), _MOST_TRIES)
-    sizes = changes.values()
-    return [{n: size for n, size in zip(way, sizes, strict=True) if n is not None} for way in ways]
-
-
-def _check(
-    model: nn.Module, fitted: nn.Module, inputs: ExampleInputs, said: str
-) -> tuple[Any, str]:
-    """Return the ordinary model only if it computes the same."""
+def _check(model: nn.Module, fitted: nn.Module, inputs: ExampleInputs, said: str) -> None:
+    """Raise unless the ordinary model computes the same."""
     fitted.to(next(model.parameters()).device)
     try:
         with torch.no_grad(), evaluating(model, fitted):
             for given in _with_padding(with_attention_mask(fitted, inputs)):
                 pair = [each(*given.args, **given.kwargs) for each in (model, fitted)]
-                expected, found = ([t for t in y.values() if isinstance(t, Tensor)] for y in pair)
-                for one, other in zip(expected, found, strict=True):
+                ours, theirs = ([t for t in y.values() if isinstance(t, Tensor)] for y in pair)
+                for one, other in zip(ours, theirs, strict=True):
                     torch.testing.assert_close(one, other)
     except Exception as error:
-        return None, f"an ordinary model with {said} does not compute the same: {first_line(error)}"
-    return fitted, said
+        raise FileError(
+            f"an ordinary model with {said} does not compute the same: {first_line(error)}"
+        ) from error
 
 
 def _with_padding(inputs: ExampleInputs) -> list[ExampleInputs]:

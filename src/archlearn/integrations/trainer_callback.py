@@ -101,7 +101,7 @@ def _write(model: nn.Module, path: Path) -> None:
     if path.suffix == ".safetensors":
         save(model, path)
         return
-    saved = save_pretrained(model, path)
+    saved = save_pretrained(model, path, own_file=True)
     logger.log(logging.INFO if saved.is_pretrained else logging.WARNING, "%s", saved)
 
 

@@ -292,6 +292,7 @@ def export(
     shape: str | None = None,
     dynamic_dims: str = "0",
     config: Path | None = None,
+    own_file: bool = False,
 ) -> None:
     """Write a compact model for other programs, and check that it computes the same there.
 
@@ -305,6 +306,7 @@ def export(
         dynamic_dims: The dimensions of a batch that may have any size in ONNX and torch.export: 0,1
             for tokens of any length, 0,2,3 for images.
         config: For pretrained: a folder with the config.json of the model that was gated.
+        own_file: For pretrained: keep the file in the folder where no config can say its sizes.
     """
     from archlearn.export.pretrained_folder import FILE
     from archlearn.export.programs import export_model
@@ -315,7 +317,7 @@ def export(
         target = target / FILE
     path = _find_compact(target)
     if to == "pretrained":
-        _export_pretrained(path, out, config)
+        _export_pretrained(path, out, config, own_file=own_file)
         return
     network = al.load(path).eval()
     if shape is None and not target.is_dir():
@@ -342,8 +344,10 @@ def _parse_dims(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def _export_pretrained(path: Path, out: Path | None, config: Path | None) -> None:
-    """Write a folder of transformers, or one that holds our file, into an empty place."""
+def _export_pretrained(
+    path: Path, out: Path | None, config: Path | None, *, own_file: bool
+) -> None:
+    """Write a folder of transformers, or one that holds our file, where nothing is yet."""
     from archlearn.export.pretrained_folder import FILE, save_pretrained
     from archlearn_cli.training.run_directory import writing
 
@@ -356,7 +360,7 @@ def _export_pretrained(path: Path, out: Path | None, config: Path | None) -> Non
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise SettingsError(f"{folder} is there already; choose another folder with --out")
     with writing(folder / FILE if folder.is_dir() else folder):
-        saved = save_pretrained(al.load(path), folder, config)
+        saved = save_pretrained(al.load(path), folder, config, own_file=own_file)
     sys.stdout.write(f"{saved}\n")
 
 
