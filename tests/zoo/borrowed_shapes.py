@@ -73,9 +73,9 @@ class SummedIntoZeros(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.first(x.flatten(0, 1)))
-        parts = torch.arange(x.size(0)) % 3
-        summed = torch.zeros(3, x.size(1), dtype=x.dtype).index_add(0, parts, x)
-        count = torch.ones(3, 1, dtype=x.dtype)
+        parts = torch.arange(x.size(0), device=x.device) % 3
+        summed = torch.zeros(3, x.size(1), dtype=x.dtype, device=x.device).index_add(0, parts, x)
+        count = torch.ones(3, 1, dtype=x.dtype, device=x.device)
         return self.head(torch.relu(self.second(x + (summed / count)[parts])))
 
 
@@ -83,7 +83,7 @@ class StateOfZeros(Net):
     """A recurrent cell by hand: its state begins with zeros, and is as wide as the cell says."""
 
     def forward(self, x: Tensor) -> Tensor:
-        state = torch.zeros(x.size(0), 5, dtype=x.dtype)
+        state = torch.zeros(x.size(0), 5, dtype=x.dtype, device=x.device)
         carried = x.new_zeros(x.size(0), 7)
         for time in range(3):
             state = torch.tanh(self.first(torch.cat([x[:, time], state], 1)))
@@ -104,7 +104,7 @@ class StateOfSize(Net):
         return self.head(state.sum(-1))
 
     def start(self, n: int, width: int, x: Tensor) -> Tensor:
-        return torch.zeros(n, width, 2, dtype=x.dtype)
+        return torch.zeros(n, width, 2, dtype=x.dtype, device=x.device)
 
 
 class StateOfLiterals(StateOfSize):
@@ -112,7 +112,7 @@ class StateOfLiterals(StateOfSize):
 
     def start(self, n: int, width: int, x: Tensor) -> Tensor:
         del width
-        return torch.zeros(n, 5, 2, dtype=x.dtype)
+        return torch.zeros(n, 5, 2, dtype=x.dtype, device=x.device)
 
 
 class ShiftedSequence(Net):

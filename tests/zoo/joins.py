@@ -81,7 +81,7 @@ class PairwiseDots(Net):
         x = F.relu(self.first(x))
         rows = torch.stack([x, self.one(tokens[:, 0]), self.two(tokens[:, :2])], 1)
         dots = torch.bmm(rows, rows.transpose(1, 2))
-        one, two = torch.triu_indices(3, 3, 1)
+        one, two = torch.triu_indices(3, 3, 1, device=x.device)
         return self.head(torch.cat([x, dots[:, one, two]], 1))
 
 

@@ -84,7 +84,7 @@ class AllFromZeros(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
-        h = torch.zeros(4, x.size(0), self.recurrent.hidden_size, dtype=x.dtype)
+        h = torch.zeros(4, x.size(0), self.recurrent.hidden_size, dtype=x.dtype, device=x.device)
         y, _ = self.recurrent(x, (h, x.new_zeros(4, x.size(0), 7)))
         return self.head(y)
 
@@ -93,7 +93,7 @@ class ConvLSTM(Net):
     """Its states begin with zeros of images of a size that is written down."""
 
     def forward(self, x: Tensor) -> Tensor:
-        h = c = torch.zeros(x.size(0), 5, 6, 6, dtype=x.dtype)
+        h = c = torch.zeros(x.size(0), 5, 6, 6, dtype=x.dtype, device=x.device)
         for step in x.unbind(1):
             i, f, o, g = self.cell(torch.cat([step, h], 1)).chunk(4, 1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)

@@ -68,13 +68,13 @@ def find_groups(
     set of a channel's homes is told by the sum of random numbers, one for each home.
     """
     generator = torch.Generator().manual_seed(0)
-    signature = torch.zeros(len(root), dtype=torch.long)
-    learnable = torch.zeros(len(root), dtype=torch.bool)
+    signature = torch.zeros(len(root), dtype=torch.long, device="cpu")
+    learnable = torch.zeros(len(root), dtype=torch.bool, device="cpu")
     for _, channels in at_sites:
         learnable[channels] = True
-    learnable[torch.tensor(list(reasons), dtype=torch.long)] = False
+    learnable[torch.tensor(list(reasons), dtype=torch.long, device="cpu")] = False
     all_homes = [*homes, *[channels for _, channels in at_sites]]
-    keys = torch.randint(2**62, (len(all_homes),), generator=generator)
+    keys = torch.randint(2**62, (len(all_homes),), generator=generator, device="cpu")
     for key, channels in zip(keys, all_homes, strict=True):
         signature[channels] = signature[channels] + key
     fresh: list[Tensor] = []
@@ -106,12 +106,12 @@ def _without_repeats(channels: Tensor) -> Tensor:
     """Return each channel once, in the order in which they come."""
     if len(torch.unique(channels)) == len(channels):
         return channels
-    return torch.tensor(list(dict.fromkeys(channels.tolist())))
+    return torch.tensor(list(dict.fromkeys(channels.tolist())), device="cpu")
 
 
 def number_groups(root: Tensor, groups: tuple[Group, ...]) -> Tensor:
     """Return the place of each channel's group, or -1."""
-    group_of = torch.full((len(root),), -1)
+    group_of = torch.full((len(root),), -1, device="cpu")
     for place, group in enumerate(groups):
         group_of[group.channels] = place
     return group_of
@@ -208,13 +208,15 @@ class ChannelGraph:
 
     def group_sizes(self) -> Tensor:
         """Return how many channels each group has."""
-        return torch.tensor([group.channels.numel() for group in self.groups], dtype=torch.long)
+        return torch.tensor(
+            [group.channels.numel() for group in self.groups], dtype=torch.long, device="cpu"
+        )
 
     def gate_places(self) -> Tensor:
         """Return where the gate of each channel stands among all width gates, or -1."""
         channels = torch.cat([self.root[:0], *(group.channels for group in self.groups)])
-        places = torch.full((len(self.root),), -1)
-        places[channels] = torch.arange(len(channels))
+        places = torch.full((len(self.root),), -1, device="cpu")
+        places[channels] = torch.arange(len(channels), device="cpu")
         return places
 
     def count_by_group(self, channels: Tensor) -> Tensor:
@@ -242,21 +244,21 @@ class ChannelGraph:
         `ranks` say for groups within heads which of the group each head has at each place; left
         out, every head has the first at its first place.
         """
-        dropped = torch.zeros(len(self.root), dtype=torch.bool)
+        dropped = torch.zeros(len(self.root), dtype=torch.bool, device="cpu")
         for group, is_gone in zip(self.groups, gone, strict=True):
             dropped[group.channels] = is_gone
         rows, columns, places = self.parents
         for group in self.groups:
             if ranks and group.name in ranks:
-                place = self.places_in_heads(group, torch.arange(len(self.root)))
+                place = self.places_in_heads(group, torch.arange(len(self.root), device="cpu"))
                 own = group.channels[ranks[group.name].cpu().reshape(-1)[place]]
                 columns = torch.where(place >= 0, own, columns)
         return dropped[rows] | dropped[columns] | dropped[places]
 
     def in_free_heads(self) -> Tensor:
         """Return for each atom whether it is a place within heads each of which may keep others."""
-        ids = torch.arange(len(self.root))
-        found = torch.zeros(len(self.root), dtype=torch.bool)
+        ids = torch.arange(len(self.root), device="cpu")
+        found = torch.zeros(len(self.root), dtype=torch.bool, device="cpu")
         for group in self.groups:
             if group.heads is not None:
                 found |= self.places_in_heads(group, ids) >= 0
@@ -265,9 +267,9 @@ class ChannelGraph:
     def places_in_heads(self, group: Group, ids: Tensor) -> Tensor:
         """Return where atoms stand among all places within a group's heads, head by head; or -1."""
         assert group.heads is not None
-        head_of, place_of = torch.full((2, len(self.root)), -1)
-        head_of[group.heads] = torch.arange(len(group.heads))
-        place_of[group.channels] = torch.arange(len(group.channels))
+        head_of, place_of = torch.full((2, len(self.root)), -1, device="cpu")
+        head_of[group.heads] = torch.arange(len(group.heads), device="cpu")
+        place_of[group.channels] = torch.arange(len(group.channels), device="cpu")
         rows, columns = self.parents[:2, ids]
         is_within = (rows != columns) & (place_of[columns] >= 0)
         return torch.where(is_within, head_of[rows] * len(group.channels) + place_of[columns], -1)
@@ -529,7 +531,7 @@ _OVER_CHANNELS = (across_channels, group_norm, mean, variance)
 
 def _mark(parents: Tensor, parts: Iterable[Tensor]) -> Tensor:
     """Return for each channel whether some atoms go with it."""
-    marked = torch.zeros(parents.shape[1], dtype=torch.bool)
+    marked = torch.zeros(parents.shape[1], dtype=torch.bool, device="cpu")
     for ids in parts:
         marked[parents[:, ids]] = True
     return marked
@@ -597,7 +599,7 @@ def _find_first_writers(
     of channels that neither writes.
     """
     names: list[str] = [""]
-    first = torch.zeros(parents.shape[1], dtype=torch.long)
+    first = torch.zeros(parents.shape[1], dtype=torch.long, device="cpu")
     pairs = [
         (node, each.values[node.name])
         for graph, each in zip(traces.graphs, followed, strict=True)
@@ -713,7 +715,9 @@ def _find_kept(found: _Findings, group_of: Tensor, listed: set[str]) -> dict[str
         if bool((group_of[parents[:, ids]] < 0).all())
         and not bool(is_listed[parents[:, ids]].any())
     }
-    reasons = _reasons_of_atoms(constraints, torch.tensor(list(first.values()), dtype=torch.long))
+    reasons = _reasons_of_atoms(
+        constraints, torch.tensor(list(first.values()), dtype=torch.long, device="cpu")
+    )
     kept = {layer: reasons[atom] for layer, atom in first.items() if reasons[atom] != OUTPUT}
     return kept | dict.fromkeys(_unknown_layers(found), NO_RULE)
 
@@ -761,8 +765,8 @@ def _keep_untrained_(
     """Keep channels whose gates would act in evaluation only: a penalty would close them all."""
     last = len(traces.graphs) - 1
     trained = find_trained(traces.graphs[last])
-    learns = torch.zeros(len(root), dtype=torch.bool)
-    called = torch.zeros(len(root), dtype=torch.bool)
+    learns = torch.zeros(len(root), dtype=torch.bool, device="cpu")
+    called = torch.zeros(len(root), dtype=torch.bool, device="cpu")
     for place, node, channels in at_sites:
         if place == last:
             called[channels] = True

@@ -66,7 +66,12 @@ def fixed_like(tensor: Tensor) -> Labels:
 
 def filled(shape: Sequence[int], label: int, state: int) -> Labels:
     """Return the same label and state for every element."""
-    return Labels(torch.tensor(label).expand(shape), torch.tensor(state).expand(shape))
+    return Labels(constant(label, shape), constant(state, shape))
+
+
+def constant(value: int, shape: Sequence[int]) -> Tensor:
+    """Return a label or a state for every element. Labels are on the CPU, whatever the model is."""
+    return torch.tensor(value, device="cpu").expand(shape)
 
 
 def along(ids: Tensor, state: Tensor, shape: Sequence[int], dim: int) -> Labels:
@@ -156,7 +161,7 @@ def replaced(state: Tensor, old: int, new: int) -> Tensor:
     """Return a state with one value in place of another."""
     if state.numel() and not any(state.stride()):  # one value for all
         value = int(state.as_strided((), ()))
-        return torch.tensor(new).expand(state.shape) if value == old else state
+        return constant(new, state.shape) if value == old else state
     return pointwise(lambda values: torch.where(values == old, new, values), state)
 
 

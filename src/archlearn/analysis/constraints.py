@@ -92,7 +92,7 @@ class ChannelConstraints:
     names: dict[str, str] = field(default_factory=dict)
     sharing: frozenset[str] = frozenset()
     whole_groups: dict[str, bool] = field(default_factory=dict)
-    _root: Tensor = field(default_factory=lambda: torch.arange(1))
+    _root: Tensor = field(default_factory=lambda: torch.arange(1, device="cpu"))
     _n_joined: int = 0
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class ChannelConstraints:
     def new_atoms(self, n: int) -> Tensor:
         """Return `n` atoms that nothing is tied to yet."""
         first, self.n_atoms = self.n_atoms, self.n_atoms + n
-        return torch.arange(first, first + n)
+        return torch.arange(first, first + n, device="cpu")
 
     def tie(self, first: Tensor, second: Tensor) -> None:
         """Record that elements at the same place stay or go together."""
@@ -174,7 +174,7 @@ class ChannelConstraints:
             return self.read(labels, dim)
         cells, state = (plane_along(x, (dim, within[0])) for x in (labels.ids, labels.state))
         rows = self.new_atoms(len(cells))
-        self.note_grid(cells, rows, torch.full((cells.shape[1],), FIXED))
+        self.note_grid(cells, rows, torch.full((cells.shape[1],), FIXED, device="cpu"))
         return rows, state.amax(1)
 
     def note_grid(self, cells: Tensor, rows: Tensor, columns: Tensor) -> None:
@@ -203,7 +203,8 @@ class ChannelConstraints:
         else:  # one head for all
             self.note_grid(cells, places, source.view(-1))
         self.copied.append(cells)
-        state = select(labels.state, dim, torch.arange(labels.shape[dim]).repeat_interleave(n))
+        repeated = torch.arange(labels.shape[dim], device="cpu").repeat_interleave(n)
+        state = select(labels.state, dim, repeated)
         return Labels(copies.movedim(0, dim + 1).flatten(dim, dim + 1).expand_as(state), state)
 
     def new_matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
@@ -252,7 +253,8 @@ class ChannelConstraints:
         is_tied |= torch.bincount(cells)[cells] > 1  # those of several grids tie these
         unique, place = torch.unique(root[cells[is_tied]], return_inverse=True)
         first = torch.full_like(unique, len(place))
-        first = first.scatter_reduce(0, place, torch.arange(len(place)), "amin")[place]
+        order = torch.arange(len(place), device="cpu")
+        first = first.scatter_reduce(0, place, order, "amin")[place]
         for line in (rows, columns):
             self.tie(line[is_tied][first], line[is_tied])
         root = self.roots()
@@ -276,7 +278,7 @@ class ChannelConstraints:
 
     def _mark(self, parts: Iterable[Tensor]) -> Tensor:
         """Return for each atom whether it is among some."""
-        marked = torch.zeros(self.n_atoms, dtype=torch.bool)
+        marked = torch.zeros(self.n_atoms, dtype=torch.bool, device="cpu")
         for atoms in parts:
             marked[atoms] = True
         return marked
@@ -287,7 +289,7 @@ class ChannelConstraints:
         The third is that of its head's place among those that share keys and values.
         """
         root, (rows, columns) = self.roots(), self.lines()
-        group, place = torch.arange(self.n_atoms).repeat(2, 1)
+        group, place = torch.arange(self.n_atoms, device="cpu").repeat(2, 1)
         for heads, groups, places in self.head_grids:
             group[root[heads]], place[root[heads]] = root[groups], root[places]
         group, place = group[rows], place[rows]
@@ -314,8 +316,8 @@ class ChannelConstraints:
                 for first, second in self.ties
                 for is_free in ((first != FIXED) & (second != FIXED),)
             ]
-            return _join(torch.arange(self.n_atoms), free)
-        fresh = torch.arange(len(self._root), self.n_atoms)
+            return _join(torch.arange(self.n_atoms, device="cpu"), free)
+        fresh = torch.arange(len(self._root), self.n_atoms, device="cpu")
         self._root = _join(torch.cat([self._root, fresh]), self.ties[self._n_joined :])
         self._n_joined = len(self.ties)
         return self._root

@@ -58,7 +58,7 @@ def build_cost_table(channel_graph: ChannelGraph, net: nn.Module) -> CostTable:
     """Return the table for a network's weights."""
     passing = channel_graph.followed[0].passing
     by_call = count_positions_by_call(channel_graph, net)
-    one = torch.zeros(len(channel_graph.groups)), 1.0
+    one = torch.zeros(len(channel_graph.groups), device="cpu"), 1.0
     rows: list[tuple[list[Factor], float, float]] = []
     calls: dict[str, list[tuple[str, Application]]] = {}
     for call, applied in by_call.items():
@@ -90,9 +90,11 @@ def build_cost_table(channel_graph: ChannelGraph, net: nn.Module) -> CostTable:
     filled = [factors + [one] * (n_factors - len(factors)) for factors, _, _ in rows]
     return CostTable(
         torch.stack([torch.stack([counts for counts, _ in each]) for each in filled], 1),
-        torch.tensor([[fixed for _, fixed in each] for each in filled]).T.contiguous(),
-        torch.tensor([n for _, n, _ in rows], dtype=torch.float32),
-        torch.tensor([n for _, _, n in rows], dtype=torch.float32),
+        torch.tensor(
+            [[fixed for _, fixed in each] for each in filled], device="cpu"
+        ).T.contiguous(),
+        torch.tensor([n for _, n, _ in rows], dtype=torch.float32, device="cpu"),
+        torch.tensor([n for _, _, n in rows], dtype=torch.float32, device="cpu"),
     )
 
 
@@ -119,7 +121,9 @@ def count_positions(
     A call that takes a part of its rows applies it that part of a time at each place.
     """
     positions: dict[str, Fraction] = {}
-    stays = ~dropped if dropped is not None else torch.ones(len(channel_graph.root)) > 0
+    stays = torch.ones(len(channel_graph.root), dtype=torch.bool, device="cpu")
+    if dropped is not None:
+        stays = ~dropped
     for call, applied in count_positions_by_call(channel_graph, net).items():
         passing = channel_graph.followed[0].passing.get(call)
         for each in applied:
@@ -175,7 +179,7 @@ def _count_indices(channel_graph: ChannelGraph, channels: Tensor | None, size: i
     """
     sizes = channel_graph.group_sizes()
     if channels is None:
-        return [(torch.zeros(len(sizes)), float(size))]
+        return [(torch.zeros(len(sizes), device="cpu"), float(size))]
     rows, *others = channel_graph.parents[:, channels]
     found = channel_graph.count_by_group(rows)
     factors = [(found / sizes, float(size - found.sum()))]

@@ -124,7 +124,9 @@ class _Search:
         is_whole = torch.equal(order.sort().values, channels.sort().values)
         is_alike = bool((columns == order).all() and (rows == rows[:, :1]).all())
         heads = rows[:, 0]
-        known = self.heads.setdefault(place, torch.tensor(list(dict.fromkeys(heads.tolist()))))
+        known = self.heads.setdefault(
+            place, torch.tensor(list(dict.fromkeys(heads.tolist())), device="cpu")
+        )
         is_known = bool(torch.isin(heads, known).all() and (heads != FIXED).all())
         if not is_whole or not is_alike or not is_known or len(known) < 2:
             self.bar([place])

@@ -202,7 +202,7 @@ def _find_rows(node: Any, net: nn.Module) -> tuple[str, slice] | None:
     if node is whole:
         return name, _ALL
     tensor = find_tensor(net, name)
-    places = torch.arange(len(tensor)).view(-1, *[1] * (tensor.dim() - 1))
+    places = torch.arange(len(tensor), device="cpu").view(-1, *[1] * (tensor.dim() - 1))
     places = _take_rows(node, places).flatten()
     return (name, slice(int(places[0]), int(places[-1]) + 1)) if len(places) else None
 

@@ -15,6 +15,7 @@ from archlearn.analysis.channel_labels import (
     Labels,
     SiteChannels,
     along,
+    constant,
     core,
     fixed_like,
     line_along,
@@ -368,7 +369,7 @@ class _Follower(_Interpreter):
             return out
         if self._is_read_by_rows(n):
             ids = self.constraints.dim(str(n.target), 0)
-            return along(ids, torch.tensor(UNKNOWN).expand(len(ids)), out.shape, 0)
+            return along(ids, constant(UNKNOWN, [len(ids)]), out.shape, 0)
         rules = {self.rules.get(user, opaque) for user in n.users if not describes(user, n)}
         if n in self.computed or rules & {opaque, *_PRODUCTS}:
             self.constraints.opaque_uses.add(self.constraints.canonical(str(n.target)))
@@ -457,7 +458,7 @@ class _Follower(_Interpreter):
             chosen = chosen if chosen in dims else dims[0]
             lines = self.constraints.lines_of(labels.ids)
             if lines is not None and len(varying(lines[0])) < 2:
-                self.constraints.tie(lines[1], torch.tensor(FIXED).expand(labels.shape))
+                self.constraints.tie(lines[1], constant(FIXED, labels.shape))
                 tied[id(labels)] = Labels(lines[0], labels.state)
                 continue
             if self.rules[n] in _PRODUCTS:
@@ -530,7 +531,7 @@ class _Follower(_Interpreter):
             return
         start, places = self.runs.get(source.name, (step.x, None))
         if places is None:
-            places = torch.arange(step.x.ids.numel()).reshape(step.x.shape)
+            places = torch.arange(step.x.ids.numel(), device="cpu").reshape(step.x.shape)
         moved = call_on_places(step, places)
         if len(varying(made.ids)) > 1:
             self.runs[n.name] = (start, moved)
@@ -628,10 +629,10 @@ def _count_apart(ids: Tensor, dim: int) -> int:
     """Return how many channels are left where those at one index of a dimension are tied."""
     lines, _ = core(ids, ids, dim)
     unique, dense = torch.unique(lines, return_inverse=True)
-    column = torch.arange(lines.shape[1])
+    column = torch.arange(lines.shape[1], device="cpu")
     places = column.expand_as(lines).reshape(-1)
     while True:
-        low = torch.full((len(unique),), lines.shape[1])
+        low = torch.full((len(unique),), lines.shape[1], device="cpu")
         low = low.scatter_reduce(0, dense.reshape(-1), column[places], "amin")
         lowered = column.scatter_reduce(0, places, low[dense].reshape(-1), "amin")
         if torch.equal(lowered, column):
@@ -738,7 +739,11 @@ def _tie_unread_parts(constraints: ChannelConstraints, parts: Sequence[Tensor]) 
     else if some are, or if a part that is taken is a single row (`table[1]`): all rows lose the
     same.
     """
-    root = constraints.roots() if constraints.elements else torch.zeros(0, dtype=torch.long)
+    root = (
+        constraints.roots()
+        if constraints.elements
+        else torch.zeros(0, dtype=torch.long, device="cpu")
+    )
     sizes = torch.bincount(root)[root]
     for ids in constraints.elements.values():
         of_rows = {_dim_of_row(ids, part) for part in parts}

@@ -93,7 +93,7 @@ def _stub_layer(module: Any, name: str, place: int, notes: Notes) -> Callable[..
 
 def _pattern(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Return positive numbers around one, the same whenever a shape is asked for."""
-    places = torch.arange(math.prod(shape), dtype=torch.float64)
+    places = torch.arange(math.prod(shape), dtype=torch.float64, device="cpu")
     return (0.5 + torch.frac(places * 0.6180339887498949)).to(like).view(shape)
 
 

@@ -204,7 +204,11 @@ def _make_inputs(model: nn.Module, config: Any) -> ExampleInputs:
     given = {n: _make_input(n, config) for n in names if n != "labels" and not n.startswith("*")}
     attempts = [given]
     if "labels" in names:  # of rows, of tokens, or numbers to predict
-        labels = torch.zeros(2).long(), torch.zeros(2, _N_TOKENS).long(), torch.zeros(2)
+        labels = (
+            torch.zeros(2, device="cpu").long(),
+            torch.zeros(2, _N_TOKENS, device="cpu").long(),
+            torch.zeros(2, device="cpu"),
+        )
         attempts = [given | {"labels": each} for each in labels]
     failures: list[str] = []
     for attempt in attempts:
@@ -230,13 +234,15 @@ _BY_HAND = (
 def _make_input(name: str, config: Any) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     if name.endswith("input_ids") and hasattr(config, "vocab_size"):
-        return torch.randint(config.vocab_size, (2, _N_TOKENS), generator=generator)
+        return torch.randint(config.vocab_size, (2, _N_TOKENS), generator=generator, device="cpu")
     if name == "token_type_ids":
-        return torch.zeros(2, _N_TOKENS, dtype=torch.long)
+        return torch.zeros(2, _N_TOKENS, dtype=torch.long, device="cpu")
     if name == "pixel_values" and hasattr(config, "image_size"):
         size = config.image_size
         space = (size, size) if isinstance(size, int) else tuple(size)
-        return torch.randn(2, getattr(config, "num_channels", 3), *space, generator=generator)
+        return torch.randn(
+            2, getattr(config, "num_channels", 3), *space, generator=generator, device="cpu"
+        )
     raise InputError(f"the model was gated with {name!r}, which cannot be made up; {_BY_HAND}")
 
 

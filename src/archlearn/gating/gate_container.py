@@ -73,23 +73,26 @@ class GateContainer(nn.Module):
         self._depth_keys = [gate_key(site) for site in learnable.mergeable]
         self._branch_keys = [gate_key(name) for name in learnable.branches]
         for key, group in zip(self._width_keys, groups, strict=True):
-            start = torch.full((len(group.channels),), width_start, dtype=torch.float64)
+            n = len(group.channels)
+            start = torch.full((n,), width_start, dtype=torch.float64, device="cpu")
             self.width.register_parameter(key, nn.Parameter(start))
         for key in self._depth_keys:
-            start = torch.tensor(depth_start, dtype=torch.float64)
+            start = torch.tensor(depth_start, dtype=torch.float64, device="cpu")
             self.depth.register_parameter(key, nn.Parameter(start))
         for key in self._branch_keys:
-            start = torch.tensor(BRANCH_START, dtype=torch.float64)
+            start = torch.tensor(BRANCH_START, dtype=torch.float64, device="cpu")
             self.branch.register_parameter(key, nn.Parameter(start))
         self.order, self.probe = nn.Module(), nn.Module()
         self._with_heads = [place for place, group in enumerate(groups) if group.heads is not None]
         for place in self._with_heads:
             shape = len(groups[place].heads), len(groups[place].channels)  # pyright: ignore
-            numbers = torch.arange(shape[1]).repeat(shape[0], 1)
+            numbers = torch.arange(shape[1], device="cpu").repeat(shape[0], 1)
             self.order.register_buffer(self._width_keys[place], numbers)
-            probe = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
+            probe = nn.Parameter(torch.zeros(shape, dtype=torch.float64, device="cpu"))
             self.probe.register_parameter(self._width_keys[place], probe)
-        sizes = torch.tensor([len(group.channels) for group in groups], dtype=torch.long)
+        sizes = torch.tensor(
+            [len(group.channels) for group in groups], dtype=torch.long, device="cpu"
+        )
         self.n_width, self.n_depth = int(sizes.sum()), len(learnable.mergeable)
         self._kept: dict[str, Tensor] = {}
         self.kept_prices: Any = None
@@ -123,11 +126,13 @@ class GateContainer(nn.Module):
             len(learnable.mergeable),
             len(learnable.branches),
         )
-        counts = torch.cat([sizes, torch.tensor([n_depth + n_branches])])
-        index = torch.repeat_interleave(torch.arange(n_groups + 1), counts)
+        counts = torch.cat([sizes, torch.tensor([n_depth + n_branches], device="cpu")])
+        index = torch.repeat_interleave(torch.arange(n_groups + 1, device="cpu"), counts)
         self._register_constant("group_of_gate", index)
         neurons = F.pad(learnable.neurons(), (0, 1))[index]
-        pull = torch.cat([torch.zeros(self.n_width), torch.ones(n_depth), -torch.ones(n_branches)])
+        pull = torch.zeros(self.n_width + n_depth + n_branches, device="cpu")
+        pull[self.n_width : self.n_width + n_depth] = 1.0
+        pull[self.n_width + n_depth :] = -1.0
         self._register_numbers("prices", torch.stack([neurons, pull]))
         self._register_numbers("freed_neurons", F.pad(learnable.freed_neurons(), (0, 1)))
 
@@ -250,7 +255,9 @@ class GateContainer(nn.Module):
     def leave_out_(self, names: Collection[str]) -> None:
         """Take down which branches the `forward` to be bound leaves out, for good."""
         if names:
-            flags = torch.tensor([int(name in names) for name in self.learnable.branches])
+            flags = torch.tensor(
+                [int(name in names) for name in self.learnable.branches], device="cpu"
+            )
             self._keep_place(LEFT_OUT, flags)
 
     def stand_still_(self, flags: Tensor) -> None:
@@ -308,14 +315,14 @@ class GateContainer(nn.Module):
         members = [channel_graph.groups[place] for place in groups]
         if len(groups) == 1 and torch.equal(members[0].channels, channels):
             return groups, None
-        index = torch.zeros(len(channel_graph.root), dtype=torch.long)
+        index = torch.zeros(len(channel_graph.root), dtype=torch.long, device="cpu")
         rows, columns, third = channel_graph.parents[:, channels]
         is_pair, is_third = rows != columns, rows != third
         second, start = torch.zeros_like(channels), 1
         for group in members:
             n = len(group.channels)
             if group.heads is None:
-                index[group.channels] = torch.arange(start, start + n)
+                index[group.channels] = torch.arange(start, start + n, device="cpu")
             else:
                 place = channel_graph.places_in_heads(group, channels)
                 second = torch.where(place >= 0, start + place, second)
@@ -341,11 +348,11 @@ class GateContainer(nn.Module):
 
 def _rows(sizes: list[int]) -> Tensor:
     """Return the places of each group's gates, a row a group, filled up with the first place."""
-    rows = torch.zeros(len(sizes), max(sizes, default=0), dtype=torch.long)
+    rows = torch.zeros(len(sizes), max(sizes, default=0), dtype=torch.long, device="cpu")
     start = 0
     for row, size in zip(rows, sizes, strict=True):
         row.fill_(start)
-        row[:size] += torch.arange(size)
+        row[:size] += torch.arange(size, device="cpu")
         start += size
     return rows
 
@@ -397,9 +404,11 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
     if saved:
         _check_places(container, saved)
         for name, probe in container.probes().items():  # older ones have no orders
-            first = torch.arange(probe.shape[1]).repeat(len(probe), 1)
+            first = torch.arange(probe.shape[1], device="cpu").repeat(len(probe), 1)
             state.setdefault(f"{front}order.{gate_key(name)}", first)
-            state.setdefault(f"{front}probe.{gate_key(name)}", torch.zeros(probe.shape))
+            state.setdefault(
+                f"{front}probe.{gate_key(name)}", torch.zeros(probe.shape, device="cpu")
+            )
     container.restore_constants_()
 
 

@@ -191,7 +191,7 @@ def _price_by_hand(site: TriState, strengths: Strengths) -> list[Tensor]:
             "neighbours; use Price.NEURONS, or let add_gates place the gates"
         )
     terms: list[Tensor] = []
-    is_linear = torch.tensor(False) if site.depth is None else is_open(site.depth)
+    is_linear = torch.tensor(False, device="cpu") if site.depth is None else is_open(site.depth)
     if site.width is not None:
         width = _in_single(site.width)
         binarise = strengths.width_binarise * (width * (1 - width)).sum()

@@ -99,7 +99,7 @@ class LearnableSites:
     def neurons(self) -> Tensor:
         """Return how many neurons go with one gate of each group."""
         sizes = self.channel_graph.group_sizes()
-        counts = torch.zeros(len(sizes))
+        counts = torch.zeros(len(sizes), device="cpu")
         for _, rows in self.rows:
             counts += self.channel_graph.count_by_group(rows)
         return (counts / sizes).clamp(min=1.0)
@@ -109,7 +109,7 @@ class LearnableSites:
         sizes, by_layer = self.channel_graph.group_sizes(), dict(self.rows)
         freed = [(pair.first,) for pair in self.mergeable.values()]
         freed += [branch.layers for branch in self.branches.values()]
-        table = torch.zeros(len(freed), len(sizes))
+        table = torch.zeros(len(freed), len(sizes), device="cpu")
         for row, layers in zip(table, freed, strict=True):
             for layer in layers:
                 if layer in by_layer:
@@ -118,7 +118,9 @@ class LearnableSites:
 
     def inner_groups(self) -> Tensor:
         """Return which groups have no parameter left once a branch is closed, a row a branch."""
-        table = torch.ones(len(self.branches), len(self.channel_graph.groups), dtype=torch.bool)
+        table = torch.ones(
+            len(self.branches), len(self.channel_graph.groups), dtype=torch.bool, device="cpu"
+        )
         held = [(name, channels) for (name, _), channels in self.channel_graph.dims.items()]
         held += [
             (name, channels.reshape(-1)) for name, channels in self.channel_graph.elements.items()
@@ -127,7 +129,7 @@ class LearnableSites:
             gone = self.removals.tensors.get(name, frozenset())
             stays = [frozenset({place}) not in gone for place in range(len(table))]
             is_there = self.channel_graph.count_by_group(channels) > 0
-            table &= ~(torch.tensor(stays, dtype=torch.bool)[:, None] & is_there)
+            table &= ~(torch.tensor(stays, dtype=torch.bool, device="cpu")[:, None] & is_there)
         return table
 
 
@@ -243,7 +245,7 @@ def _match_channels(old: ChannelGraph, new: ChannelGraph, dropped: Tensor) -> Te
 
     A channel is known by where it stands in the parameters.
     """
-    found = torch.full((len(old.root),), -1)
+    found = torch.full((len(old.root),), -1, device="cpu")
     homes = [(old.dims.get(key), channels) for key, channels in new.dims.items()]
     homes += [(old.elements.get(name), channels) for name, channels in new.elements.items()]
     for before, after in homes:

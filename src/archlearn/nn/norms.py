@@ -184,7 +184,7 @@ class NarrowedLocalResponseNorm(nn.Module):
         super().__init__()
         self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
         self.n_original = n_original
-        self.register_buffer("kept", torch.tensor(kept))
+        self.register_buffer("kept", torch.tensor(kept, device="cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised channels."""

@@ -122,12 +122,13 @@ def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
         for norm in pair.norms
         for key, _ in find_module(terms.model, norm).named_parameters()
     ]
-    norm_table = torch.tensor(norms, dtype=torch.long).view(-1, 2)
+    norm_table = torch.tensor(norms, dtype=torch.long, device="cpu").view(-1, 2)
     runs = [*((name,) for name in layers), *(segment.layers for segment in segments)]
     slot = terms.slot
     applied = {name: terms.applied(name) for name in layers}
     firsts = [pair.first for pair in terms.learnable.mergeable.values()]
-    place, first = torch.arange(len(layers))[:, None], as_indices([s.first for s in segments])
+    place = torch.arange(len(layers), device="cpu")[:, None]
+    first = as_indices([s.first for s in segments])
     last, bare = as_indices([s.last for s in segments]), as_indices([s.bare for s in segments])
     is_inside = (first <= place) & (place < last)
     return {
@@ -138,7 +139,7 @@ def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
         ),
         "layer_bias": as_numbers([getattr(m, "bias", None) is not None for m in modules]),
         "layer_computed": as_indices([terms.computed_owner.get(name, -1) for name in layers]),
-        "layer_fold": torch.tensor([terms.fold_layers.get(name, none) for name in layers]),
+        "layer_fold": as_indices([terms.fold_layers.get(name, none) for name in layers]),
         "apart_and_whole": as_indices(
             [
                 [slot(f"{names[0]}.weight", 1) for names in runs],
@@ -148,7 +149,7 @@ def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
         ),
         "kernels": as_numbers([math.prod(merged_kernel(names, terms.sizes)) for names in runs]),
         "applied": as_numbers([applied[names[-1]][1] for names in runs]),
-        "pair_site": torch.tensor([site_of[pair.site] if pair else 0 for pair in mergeable]),
+        "pair_site": as_indices([site_of[pair.site] if pair else 0 for pair in mergeable]),
         "layers_of_segment": ((first <= place) & (place <= last)).double(),
         "links_of_segment": is_inside.double(),
         "bare_of_segment": ((first <= place) & (place <= bare)).double(),
@@ -163,7 +164,7 @@ def _find_segments(
     """Return all segments, and which one each end, chain and start has (`_best_partition`)."""
     segments: list[_Segment] = []
     longest = max(len(chain) for chain in chains) + 1
-    table = torch.full((longest, len(chains), longest), -1)
+    table = torch.full((longest, len(chains), longest), -1, device="cpu")
     start = 0
     for number, chain in enumerate(chains):
         for end in range(longest):
@@ -221,9 +222,9 @@ class CostFunction:
         self.n_width = sum(len(group.channels) for group in learnable.channel_graph.groups)
         sizes = learnable.channel_graph.group_sizes()
         self._least = torch.tensor(
-            [g.least for g in learnable.channel_graph.groups], dtype=torch.long
+            [g.least for g in learnable.channel_graph.groups], dtype=torch.long, device="cpu"
         )
-        self.group = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        self.group = torch.repeat_interleave(torch.arange(len(sizes), device="cpu"), sizes)
         self._tables: dict[torch.device, dict[str, Tensor]] = {}
         with evaluating(model):  # in training, to read a weight under spectral_norm moves buffers
             terms = CostTerms(model, learnable, None if latency is None else latency.calls)
@@ -282,11 +283,11 @@ class CostFunction:
         sizes = self.group.bincount()
         if least_widths is None:
             least_widths = self._least
-        place = torch.arange(len(self.group)) - (sizes.cumsum(0) - sizes)[self.group]
+        place = torch.arange(len(self.group), device="cpu") - (sizes.cumsum(0) - sizes)[self.group]
         opened = torch.stack([place >= 0, place < least_widths.cpu()[self.group]]).double()
         n_others = self.n_depth + self.n_branches
-        goes = torch.ones(n_others) if held is None else ~held.cpu()
-        gone = torch.stack([torch.zeros(n_others), goes]).double()
+        goes = torch.ones(n_others, device="cpu") if held is None else ~held.cpu()
+        gone = torch.stack([torch.zeros(n_others, device="cpu"), goes]).double()
         start, least = self(opened, gone)
         return name_costs(start), name_costs(least)
 

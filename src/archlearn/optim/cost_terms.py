@@ -105,8 +105,10 @@ class CostTerms:
         sets = [
             (each, presence) for closings, presence in self.presences.items() for each in closings
         ]
-        table = torch.zeros(len(sets), len(self.learnable.branches), dtype=torch.float64)
-        gone = torch.zeros(len(sets), len(self.presences), dtype=torch.float64)
+        table = torch.zeros(
+            len(sets), len(self.learnable.branches), dtype=torch.float64, device="cpu"
+        )
+        gone = torch.zeros(len(sets), len(self.presences), dtype=torch.float64, device="cpu")
         for place, (each, presence) in enumerate(sets):
             table[place, list(each)] = 1.0
             gone[place, presence] = 1.0
@@ -171,16 +173,20 @@ class CostTerms:
             for row, n in zip(rows, counts.tolist(), strict=True):
                 dims.append((place, n))
                 self.columns.append((found := row.unique(), torch.ones_like(found)))
-        sizes = torch.zeros(len(dims), len(self.full) + len(self.constants), dtype=torch.float64)
+        sizes = torch.zeros(
+            len(dims), len(self.full) + len(self.constants), dtype=torch.float64, device="cpu"
+        )
         for row, (place, n) in zip(sizes, dims, strict=True):
             row[place] = n
-        is_row = torch.tensor([self.slices[place].dim() > 1 for place, _ in dims], dtype=torch.bool)
+        is_row = torch.tensor(
+            [self.slices[place].dim() > 1 for place, _ in dims], dtype=torch.bool, device="cpu"
+        )
         self._tables |= {
             "dims": sizes,
             "most": torch.where(is_row, 1.0, torch.inf).double(),
             "full": as_numbers(self.full),
             "constants": torch.cat(
-                [torch.zeros(len(self.full)).double(), as_numbers(self.constants)]
+                [torch.zeros(len(self.full), device="cpu").double(), as_numbers(self.constants)]
             ),
         }
 
@@ -189,16 +195,18 @@ class CostTerms:
 
         Gates of a kind are counted alike everywhere; nearly always they are those of a group.
         """
-        kind, n_kinds = torch.zeros(self.n_states, dtype=torch.long), 1
+        kind, n_kinds = torch.zeros(self.n_states, dtype=torch.long, device="cpu"), 1
         for gates, counts in self.columns:
             pairs = torch.stack([kind[gates].double(), counts.double()])
             kind[gates] = n_kinds + pairs.unique(dim=1, return_inverse=True)[1]
             n_kinds += len(gates)
         kind = kind.unique(return_inverse=True)[1]
-        table = torch.zeros(int(kind.max()) + 1, len(self.columns), dtype=torch.float64)
+        table = torch.zeros(
+            int(kind.max()) + 1, len(self.columns), dtype=torch.float64, device="cpu"
+        )
         for column, (gates, counts) in zip(table.T, self.columns, strict=True):
             column[kind[gates]] = counts.double()
-        open_always = torch.zeros(len(table), dtype=torch.float64)
+        open_always = torch.zeros(len(table), dtype=torch.float64, device="cpu")
         open_always[kind[self.n_gates]] = 1.0
         self._tables |= {
             "kind_of_gate": kind[: self.n_gates],
@@ -308,7 +316,7 @@ class CostTerms:
         length = max((len(row) for row in rows), default=0)
         one = len(self.full)
         filled = [[*row, *[one] * (length - len(row))] for row in rows]
-        return torch.tensor(filled, dtype=torch.long).view(len(rows), length)
+        return torch.tensor(filled, dtype=torch.long, device="cpu").view(len(rows), length)
 
     def _find_folds(self) -> None:
         """Write which gates make a constant that a layer without a bias must take up."""
@@ -380,7 +388,7 @@ class CostTerms:
         for node in self.channel_graph.graphs[0].nodes:
             own, number, product = calls.get(node.name, (0.0, 0.0, 0.0))
             presence = self._presence_of_call(node.name)
-            times = torch.zeros(self.n_states, dtype=torch.float64)
+            times = torch.zeros(self.n_states, dtype=torch.float64, device="cpu")
             values = [followed.values.get(each.name) for each in (*node.all_input_nodes, node)]
             for labels in tree_leaves(values) if number else ():
                 if isinstance(labels, Labels):
@@ -412,9 +420,9 @@ class CostTerms:
 
 def as_numbers(values: Any) -> Tensor:
     """Return numbers that costs are computed from, in double precision."""
-    return torch.tensor(values, dtype=torch.float64)
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
 def as_indices(values: Any) -> Tensor:
     """Return places in other tables."""
-    return torch.tensor(values, dtype=torch.long)
+    return torch.tensor(values, dtype=torch.long, device="cpu")

@@ -167,7 +167,7 @@ def find_alike(container: GateContainer, left_out: Tensor, *, equal_blocks: bool
             continue
         kind = _NUMBER.sub("*", group.name), container.original_sizes[group.name]
         found.setdefault(kind, []).append(place)
-    alike = torch.arange(len(groups))
+    alike = torch.arange(len(groups), device="cpu")
     for places in found.values() if equal_blocks else ():
         alike[places] = max(places, key=lambda place: len(groups[place].channels))
     return alike
@@ -176,7 +176,7 @@ def find_alike(container: GateContainer, left_out: Tensor, *, equal_blocks: bool
 def warn_of_none_alike(container: GateContainer, alike: Tensor) -> None:
     """Say so if no groups are asked to be as wide as others."""
     groups = container.channel_graph.groups
-    if torch.equal(alike, torch.arange(len(groups))):
+    if torch.equal(alike, torch.arange(len(groups), device="cpu")):
         names = [group.name for group in groups]
         _log.warning(
             "equal_blocks=True changes nothing: no two of %s%s began equally wide and differ in "
@@ -197,13 +197,19 @@ def least_widths(
     channel_graph = container.channel_graph
     sizes = channel_graph.group_sizes()
     least = torch.ceil(sizes * (1.0 - largest_cut) - 1e-9).long().clamp(min=least_width)
-    fewest = torch.tensor([group.least for group in channel_graph.groups], dtype=torch.long)
+    fewest = torch.tensor(
+        [group.least for group in channel_graph.groups], dtype=torch.long, device="cpu"
+    )
     least = torch.maximum(least, fewest)
     for pattern in protect:
         check_kind("a name in protect", pattern, str, 'give names of layers, such as ["head"]')
         rows = [ids for name, ids in container.learnable.rows if fnmatch.fnmatch(name, pattern)]
         held = [channel_graph.count_by_group(channels) > 0 for channels in rows]
-        held += [torch.tensor([fnmatch.fnmatch(g.name, pattern) for g in channel_graph.groups])]
+        held += [
+            torch.tensor(
+                [fnmatch.fnmatch(g.name, pattern) for g in channel_graph.groups], device="cpu"
+            )
+        ]
         is_branch = any(fnmatch.fnmatch(name, pattern) for name in container.learnable.branches)
         if not is_branch and not bool(torch.stack(held).any()):
             known = ", ".join(name for name, _ in container.learnable.rows)
@@ -222,7 +228,7 @@ def find_protected(learnable: LearnableSites, protect: Collection[str]) -> Tenso
     named = [(pair.first,) for pair in learnable.mergeable.values()]
     named += [(branch.name, *branch.layers) for branch in learnable.branches.values()]
     held = [any(fnmatch.fnmatch(name, p) for name in names for p in protect) for names in named]
-    return torch.tensor(held, dtype=torch.bool)
+    return torch.tensor(held, dtype=torch.bool, device="cpu")
 
 
 def find_inside(learnable: LearnableSites, inner: Tensor) -> Tensor:
@@ -234,7 +240,9 @@ def find_inside(learnable: LearnableSites, inner: Tensor) -> Tensor:
         tensors = learnable.removals.gone_tensors(alone)
         calls = learnable.removals.gone_calls(0, alone)
         inside.append([*(w in tensors for w in weights), *(node in calls for node in additions)])
-    others = torch.tensor(inside, dtype=torch.bool).view(n_branches, len(weights) + n_branches)
+    others = torch.tensor(inside, dtype=torch.bool, device="cpu").view(
+        n_branches, len(weights) + n_branches
+    )
     return torch.cat([inner, others], 1)
 
 
@@ -244,4 +252,4 @@ def count_units(learnable: LearnableSites) -> Tensor:
     counts = [len(rows[pair.first]) for pair in learnable.mergeable.values()]
     for branch in learnable.branches.values():
         counts.append(sum(len(rows[layer]) for layer in branch.layers if layer in rows))
-    return torch.tensor(counts, dtype=torch.float64)
+    return torch.tensor(counts, dtype=torch.float64, device="cpu")

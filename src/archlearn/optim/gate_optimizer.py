@@ -214,12 +214,12 @@ class GateOptimizer(torch.optim.Optimizer):
         self._cost = CostFunction(self._owner, learnable, self._latency)
         self._cost.time_scale = scale
         is_left_out = [name in left_out for name in learnable.branches]
-        self._left_out = torch.tensor(is_left_out, dtype=torch.bool)
-        opened = torch.ones(1, self._cost.n_width, dtype=torch.float64)
-        gone = torch.cat([torch.zeros(self._cost.n_depth), self._left_out]).double()
+        self._left_out = torch.tensor(is_left_out, dtype=torch.bool, device="cpu")
+        opened = torch.ones(1, self._cost.n_width, dtype=torch.float64, device="cpu")
+        gone = torch.cat([torch.zeros(self._cost.n_depth, device="cpu"), self._left_out]).double()
         self._computed = name_costs(self._cost(opened, gone[None])[0])
         sizes = [self._container.original_sizes[group.name] for group in channel_graph.groups]
-        is_cut = channel_graph.group_sizes() < torch.tensor(sizes, dtype=torch.long)
+        is_cut = channel_graph.group_sizes() < torch.tensor(sizes, dtype=torch.long, device="cpu")
         equal = self._equal_blocks
         self._alike = find_alike(self._container, self._left_out, equal_blocks=equal)
         self._is_cut = _join(is_cut, self._alike)
@@ -237,7 +237,7 @@ class GateOptimizer(torch.optim.Optimizer):
         counts = [(place, gate.numel()) for place, gate in enumerate(self._container.gates())]
         probes = self._container.probes().items()
         counts += [(groups[name], probe.numel()) for name, probe in probes]
-        places, sizes = torch.tensor(counts, dtype=torch.long).view(-1, 2).unbind(1)
+        places, sizes = torch.tensor(counts, dtype=torch.long, device="cpu").view(-1, 2).unbind(1)
         self._parameter_of_gate = torch.repeat_interleave(places, sizes)
         self._rates: Tensor | None = None
 

@@ -155,7 +155,7 @@ class LatencyCheck:
     def __init__(self, owner: nn.Module, conditions: Conditions) -> None:
         self._owner, self._conditions = owner, conditions
         container: GateContainer = getattr(owner, CONTAINER)
-        nothing = torch.zeros(len(container.channel_graph.root), dtype=torch.bool)
+        nothing = torch.zeros(len(container.channel_graph.root), dtype=torch.bool, device="cpu")
         whole = Decision(container.learnable, nothing, ())
         self._original = _make_network(owner, whole, conditions)
 
@@ -184,11 +184,14 @@ def _make_networks(
     random = torch.Generator().manual_seed(0)
     made: list[tuple[nn.Module, fx.Graph]] = []
     for place in range(_N_NETWORKS):
-        gone = [torch.zeros(len(group.channels), dtype=torch.bool) for group in groups]
+        gone = [
+            torch.zeros(len(group.channels), dtype=torch.bool, device="cpu") for group in groups
+        ]
         for group, is_gone in zip(groups, gone, strict=True) if place else ():
             size = len(is_gone)
-            share = _LEAST_SHARE + (1 - _LEAST_SHARE) * torch.rand((), generator=random).item()
-            order = torch.randperm(size, generator=random)
+            drawn = torch.rand((), generator=random, device="cpu").item()
+            share = _LEAST_SHARE + (1 - _LEAST_SHARE) * drawn
+            order = torch.randperm(size, generator=random, device="cpu")
             is_gone[order[max(group.least, round(size * share)) :]] = True
         dropped = container.channel_graph.find_dropped(gone)
         made.append(_make_network(owner, Decision(container.learnable, dropped, ()), conditions))
@@ -249,11 +252,11 @@ class _CallTimer(fx.Interpreter):
 
 def _fit(runs: Sequence[_CallTimer], name: str) -> CallTime:
     """Return the three times of a call that explain what was measured best; none is negative."""
-    sizes = torch.tensor([run.sizes[name] for run in runs], dtype=torch.float64)
+    sizes = torch.tensor([run.sizes[name] for run in runs], dtype=torch.float64, device="cpu")
     times = [min(run.seconds[name]) * 1e9 for run in runs]
-    measured = torch.tensor(times, dtype=torch.float64)
+    measured = torch.tensor(times, dtype=torch.float64, device="cpu")
     scale = sizes.amax(0).clamp(min=1.0)
-    best, least = torch.zeros(3, dtype=torch.float64), measured.square().sum()
+    best, least = torch.zeros(3, dtype=torch.float64, device="cpu"), measured.square().sum()
     for n in (1, 2, 3):
         for chosen in itertools.combinations(range(3), n):
             columns = (sizes / scale)[:, chosen]

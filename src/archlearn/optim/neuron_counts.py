@@ -26,10 +26,12 @@ class NeuronCounts:
         # Where gates of a neuron are the same, it goes with the one, and an open one beside.
         no_gate[1:][no_gate[1:] == no_gate[0]] = self._n_width
         self._gates = torch.cat([no_gate[:, channels] for channels in rows] + [no_gate[:, :0]], 1)
-        sizes = torch.tensor([len(channels) for channels in rows], dtype=torch.long)
-        self._layer = torch.repeat_interleave(torch.arange(len(rows)), sizes)
+        sizes = torch.tensor([len(channels) for channels in rows], dtype=torch.long, device="cpu")
+        self._layer = torch.repeat_interleave(torch.arange(len(rows), device="cpu"), sizes)
         inside = [[name in each.layers for name in layers] for each in learnable.branches.values()]
-        self._inside = torch.tensor(inside, dtype=torch.float64).view(len(inside), len(rows))
+        self._inside = torch.tensor(inside, dtype=torch.float64, device="cpu").view(
+            len(inside), len(rows)
+        )
 
     def __call__(self, opened: Tensor, closed: Tensor) -> tuple[Tensor, Tensor]:
         """Return the neurons of each width gate, and of each branch, in float64."""

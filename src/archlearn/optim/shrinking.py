@@ -233,7 +233,7 @@ def _find_standing(container: GateContainer, stays: dict[str, Tensor]) -> Tensor
     ]
     depths = [not bool(is_open(gate)) for gate in container.depth_gates().values()]
     branches = [bool(is_open(gate)) for gate in container.branch_gates().values()]
-    return torch.tensor([*widths, *depths, *branches]).long()
+    return torch.tensor([*widths, *depths, *branches], device="cpu").long()
 
 
 def _keep_two(stays: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ def _read_kept(container: GateContainer, state: Mapping[str, Any]) -> _Rest:
     found: dict[str, Tensor] = {}
     for name, own in container.original_places().items():
         saved = _find_saved(state, f"kept.{gate_key(name)}")
-        stays = torch.ones(len(own), dtype=torch.bool)
+        stays = torch.ones(len(own), dtype=torch.bool, device="cpu")
         if saved is not None:
             stays = torch.isin(own.cpu(), saved.cpu())
         if saved is not None and int(stays.sum()) != len(saved):
@@ -287,7 +287,7 @@ def _stays_of_heads(container: GateContainer, name: str, stays: dict[str, Tensor
     """Return which heads of a group stay."""
     channel_graph = container.channel_graph
     group = next(group for group in channel_graph.groups if group.name == name)
-    kept = torch.ones(len(channel_graph.root), dtype=torch.bool)
+    kept = torch.ones(len(channel_graph.root), dtype=torch.bool, device="cpu")
     for each in channel_graph.groups:
         kept[each.channels] = stays[each.name]
     return kept[group.heads]

@@ -423,9 +423,9 @@ def _add_spectral_norm_(
     if weight.ndim > 1:
         vars(norm)["n_power_iterations"] = n_power_iterations
         n_rows = weight.shape[dim]
-        norm.register_buffer("_u", torch.empty(n_rows, dtype=weight.dtype))
+        norm.register_buffer("_u", torch.empty(n_rows, dtype=weight.dtype, device="cpu"))
         norm.register_buffer(
-            "_v", torch.empty(weight.numel() // max(n_rows, 1), dtype=weight.dtype)
+            "_v", torch.empty(weight.numel() // max(n_rows, 1), dtype=weight.dtype, device="cpu")
         )
     parametrize.register_parametrization(layer, tensor, norm, unsafe=True)
 

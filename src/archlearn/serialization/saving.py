@@ -339,5 +339,5 @@ def _needed_inputs(model: nn.Module) -> ExampleInputs | None:
         return None
     by_name = [p.name for p in needed if p.kind is p.KEYWORD_ONLY]
     n_by_place = len(needed) - len(by_name)
-    stand_in = torch.empty(0)
+    stand_in = torch.empty(0, device="cpu")
     return ExampleInputs((stand_in,) * n_by_place, dict.fromkeys(by_name, stand_in), are_real=False)

@@ -246,7 +246,8 @@ class Rewriter:
                 whole[before] = same[now]
             elif isinstance(labels, Labels):
                 n = labels.ids.numel()
-                places = torch.arange(start, start + n, dtype=torch.float64).reshape(labels.shape)
+                places = torch.arange(start, start + n, dtype=torch.float64, device="cpu")
+                places = places.reshape(labels.shape)
                 whole[before] = same[now] = places
                 parts[now] = self.cuts.cut(labels, places)
                 start += n
@@ -287,7 +288,7 @@ class Rewriter:
             if not isinstance(full, Labels):
                 return None
             source = node.all_input_nodes[0]
-            places = torch.arange(full.ids.numel()).reshape(full.shape)
+            places = torch.arange(full.ids.numel(), device="cpu").reshape(full.shape)
         first, exact = old.all_input_nodes[0], places.double()  # some kernels know no integers
         args, kwargs = map_arg(
             (old.args, old.kwargs), lambda n: exact if n is first else self.values[n.name]

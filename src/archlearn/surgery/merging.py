@@ -226,7 +226,13 @@ def merge_linear(first: nn.Linear, second: nn.Linear) -> nn.Linear:
         )
     parts: tuple[Any, ...] = (first, second)  # torch says that a bias is never None
     has_bias = any(part.bias is not None for part in parts)
-    merged = nn.Linear(first.in_features, second.out_features, bias=has_bias).to(second.weight)
+    merged = nn.Linear(
+        first.in_features,
+        second.out_features,
+        bias=has_bias,
+        device=second.weight.device,
+        dtype=second.weight.dtype,
+    )
     merged.weight.copy_(second.weight @ first.weight)
     if has_bias:
         merged.bias.copy_(bias_or_zero(second) + second.weight @ bias_or_zero(first))
@@ -255,7 +261,9 @@ def merge_convolutions(first: Any, second: Any) -> Any:
         dilation=tuple(grid.dilation for grid in grids),
         bias=has_bias,
         padding_mode=second.padding_mode if pads else first.padding_mode,
-    ).to(second.weight)
+        device=second.weight.device,
+        dtype=second.weight.dtype,
+    )
     merged.weight.copy_(kernel)
     if has_bias:
         summed = second.weight.flatten(2).sum(2)

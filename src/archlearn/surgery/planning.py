@@ -107,7 +107,7 @@ def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
                 check_gate(name, gate)
     learnable = select_tristates(model, known_inputs(model, example_inputs))
     channel_graph = learnable.channel_graph
-    kept = torch.zeros(len(channel_graph.root), dtype=torch.bool)
+    kept = torch.zeros(len(channel_graph.root), dtype=torch.bool, device="cpu")
     closed = torch.zeros_like(kept)
     closed_by: dict[int, str] = {}
     for place, sites in enumerate(channel_graph.sites):
@@ -304,7 +304,7 @@ def find_sliceable(model: nn.Module, channel_graph: ChannelGraph) -> Tensor:
     A BatchNorm behind a gate makes a dropped channel a constant, another one in training than in
     evaluation; weights that are computed (weight_norm) become plain ones. Both can wait.
     """
-    found = torch.ones(len(channel_graph.root), dtype=torch.bool)
+    found = torch.ones(len(channel_graph.root), dtype=torch.bool, device="cpu")
     for _, channels, constant in find_constant_inputs(model, channel_graph):
         found[channel_graph.parents[:, channels[constant]]] = False
     for (name, _), channels in channel_graph.dims.items():

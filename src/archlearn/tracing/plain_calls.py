@@ -37,7 +37,7 @@ def find_gelu(
     is_own = not type(m).__module__.startswith("torch.") and "forward" not in vars(m)
     if not is_plain or not is_own or has_hooks(m):
         return None
-    x = torch.linspace(-8, 8, 257, dtype=torch.float64, requires_grad=True)
+    x = torch.linspace(-8, 8, 257, dtype=torch.float64, requires_grad=True, device="cpu")
     with untraced(), unnoticed(), preserve_state(m), preserve_rng(ExampleInputs((), {})):
         try:
             y = type(m).forward(m, x.clone())

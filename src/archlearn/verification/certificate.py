@@ -75,13 +75,14 @@ def draw_like(inputs: ExampleInputs, seed: int, n_rows: int | None = None) -> Ex
             return value
         shape = value.shape if n_rows is None else (n_rows, *value.shape[1:])
         if value.is_floating_point():
-            return torch.randn(shape, generator=generator, dtype=torch.float64).to(value)
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+            return drawn.to(value)
         if value.dtype is torch.bool or value.is_complex():
             if shape == value.shape:
                 return value
             return value[torch.arange(shape[0], device=value.device) % len(value)]
         low, high = int(value.min()), int(value.max())
-        return torch.randint(low, high + 1, shape, generator=generator).to(value)
+        return torch.randint(low, high + 1, shape, generator=generator, device="cpu").to(value)
 
     return inputs.map(draw)
 

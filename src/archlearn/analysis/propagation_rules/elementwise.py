@@ -15,6 +15,7 @@ from archlearn.analysis.channel_labels import (
     ZERO,
     Labels,
     along,
+    constant,
     pointwise,
     replaced,
     varying,
@@ -45,7 +46,7 @@ def unary(step: OpCall) -> Any:
         return mixed(step)
     state = step.x.state
     if any(_is_computed(value, node) for value, node in _arguments(step)):
-        state = torch.tensor(UNKNOWN).expand(state.shape)
+        state = constant(UNKNOWN, state.shape)
     elif not _maps_zero_to_zero(step):
         state = replaced(state, ZERO, CONSTANT)
     return Labels(step.x.ids, state)
@@ -113,7 +114,7 @@ def like(step: OpCall) -> Any:
     state = ZERO if is_zero else CONSTANT
     if any(_is_computed(value, node) for value, node in _arguments(step)):
         state = UNKNOWN
-    return Labels(step.x.ids, torch.tensor(state).expand(step.x.shape))
+    return Labels(step.x.ids, constant(state, step.x.shape))
 
 
 def draw(step: OpCall) -> Any:
@@ -152,7 +153,7 @@ def new(step: OpCall) -> Any:
     if len(dims) == len(of_x) == 1:
         ids, place = own.reshape(-1), of_x[0]
     elif is_alike and begun not in dims:
-        return Labels(own.expand(shape), torch.tensor(state).expand(shape))
+        return Labels(own.expand(shape), constant(state, shape))
     elif begun is not None:
         ids, place = step.constraints.new_atoms(shape[begun]), begun
     else:
@@ -188,7 +189,7 @@ def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> 
         if passing is None:
             return opaque(step)
         firm[passing] = True
-        own, fixed = set(varying(spread[passing])), torch.tensor(FIXED).expand(shape)
+        own, fixed = set(varying(spread[passing])), constant(FIXED, shape)
         spread = [ids if own & set(varying(ids)) else fixed for ids in spread]  # heads of both go
     has_channels = [bool((labels.ids != FIXED).any()) for labels in step.labels]
     is_scale = all(x.name for x, has in zip(step.labels, has_channels, strict=True) if has)
@@ -207,7 +208,7 @@ def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> 
                 step.constraints.tie(base, ids)
             else:
                 step.constraints.tie(base, lines[0])
-                step.constraints.tie(lines[1], torch.tensor(FIXED).expand(ids.shape))
+                step.constraints.tie(lines[1], constant(FIXED, ids.shape))
         elif varying(ids):  # broadcast along some of these dimensions only
             step.constraints.spreads.append((base, ids))
             for dim in set(varying(ids)).difference(varying(base)):  # a table's positions
@@ -217,7 +218,7 @@ def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> 
                 labels.ids, f"spread over other channels by {step.node.name}", "learn the others"
             )
         if not is_firm and labels.name is None:  # a parameter is a constant
-            states[index] = torch.tensor(UNKNOWN)
+            states[index] = torch.tensor(UNKNOWN, device="cpu")
     state = pointwise(lambda *each: state_rule(list(each)), *states)
     return Labels(base, state.broadcast_to(shape))
 
@@ -257,8 +258,9 @@ def _state_of(value: Any, node: Any, shape: torch.Size) -> Tensor:
     if isinstance(value, Labels):
         return value.state.broadcast_to(shape)
     if _is_computed(value, node):
-        return torch.tensor(UNKNOWN)
-    return torch.tensor(ZERO if isinstance(value, int | float) and value == 0 else CONSTANT)
+        return torch.tensor(UNKNOWN, device="cpu")
+    is_zero = isinstance(value, int | float) and value == 0
+    return torch.tensor(ZERO if is_zero else CONSTANT, device="cpu")
 
 
 def _worst(states: list[Tensor]) -> Tensor:
@@ -277,7 +279,7 @@ def _divide(states: list[Tensor]) -> Tensor:
 
 def _maps_zero_to_zero(step: OpCall) -> bool:
     def zero(leaf: Any) -> Any:
-        return torch.zeros(1) if isinstance(leaf, Labels) else leaf
+        return torch.zeros(1, device="cpu") if isinstance(leaf, Labels) else leaf
 
     try:
         args = tuple(zero(value) for value in step.args)
@@ -306,7 +308,7 @@ def activate(step: OpCall) -> Any:
         return out
     if len(varying(out.ids)) > 1 and step.constraints.lines_of(out.ids) is not None:
         return out
-    return Labels(out.ids, torch.tensor(ZERO).expand(out.shape))
+    return Labels(out.ids, constant(ZERO, out.shape))
 
 
 def _activate(step: OpCall) -> Any:

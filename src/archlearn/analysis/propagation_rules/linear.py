@@ -17,6 +17,7 @@ from archlearn.analysis.channel_labels import (
     ZERO,
     Labels,
     along,
+    constant,
     line_along,
     varying,
 )
@@ -78,7 +79,7 @@ def _recurrent(step: OpCall, op: LinearOp, dim: int) -> Any:
     def follow(leaf: Tensor) -> Labels:
         line = next(made)
         line = line.repeat(leaf.shape[-1] // len(line))
-        return along(line, torch.tensor(UNKNOWN).expand(len(line)), leaf.shape, leaf.dim() - 1)
+        return along(line, constant(UNKNOWN, [len(line)]), leaf.shape, leaf.dim() - 1)
 
     return map_leaves(follow, step.out)
 
@@ -86,7 +87,7 @@ def _recurrent(step: OpCall, op: LinearOp, dim: int) -> Any:
 def _keep_units(step: OpCall, op: LinearOp, states: Tensor, units: Tensor) -> None:
     """Tie units to the states that they start from; keep those that cannot go."""
     for given, own in zip(leaves_of(step.argument(1, "hx")), (states, units), strict=False):
-        ids = torch.tensor([FIXED])
+        ids = torch.tensor([FIXED], device="cpu")
         if isinstance(given, Labels):
             ids, _ = step.constraints.read(given, given.ids.dim() - 1)
         if given is not None and bool((ids == FIXED).any()):
@@ -121,7 +122,7 @@ def _find_passing(step: OpCall, op: LinearOp, dim: int) -> tuple[int, Tensor, Te
     (other,) = others
     if dim not in varying(step.x.ids):
         ids = line_along(step.x.ids, other)
-        return other, ids, torch.full((step.x.shape[dim],), FIXED)
+        return other, ids, torch.full((step.x.shape[dim],), FIXED, device="cpu")
     lines = step.constraints.lines_of(step.x.ids)
     found = {tuple(varying(line)): line for line in lines or ()}
     if found.keys() != {(other,), (dim,)}:
@@ -132,7 +133,7 @@ def _find_passing(step: OpCall, op: LinearOp, dim: int) -> tuple[int, Tensor, Te
 def _pass(
     step: OpCall, op: LinearOp, dim: int, other: int, passing: Tensor, summed: Tensor
 ) -> Labels:
-    unknown = torch.tensor(UNKNOWN)
+    unknown = torch.tensor(UNKNOWN, device="cpu")
     rows, _ = _dense(step, op, summed, unknown.expand(len(summed)))
     _tie_bias(step, op, rows)
     step.passing.append(passing)
@@ -170,7 +171,7 @@ def _dense(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tens
     step.constraints.tie_dim(op.weight, op.in_dim, ids)
     _check_reader(step, op, ids, state)
     rows = step.constraints.dim(op.weight, op.out_dim)[op.weight_rows]
-    return rows, torch.tensor(UNKNOWN).expand(len(rows))
+    return rows, constant(UNKNOWN, [len(rows)])
 
 
 def _whole_groups(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,7 +208,7 @@ def _groups_and_parts(
     # Groups have their gates behind: in front, too, a closed one would have no gradient.
     state = torch.full_like(state, UNKNOWN) if step.may_gate_reads else state
     _check_reader(step, op, columns.repeat(op.groups), state)
-    return rows, torch.tensor(UNKNOWN).expand(len(rows))
+    return rows, constant(UNKNOWN, [len(rows)])
 
 
 def _within_groups(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,7 +224,7 @@ def _within_groups(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tu
         step.constraints.tie(rows, first)
     step.constraints.tie(columns.repeat(op.groups), ids)
     _check_reader(step, op, ids, state)
-    return rows, torch.tensor(UNKNOWN).expand(len(rows))
+    return rows, constant(UNKNOWN, [len(rows)])
 
 
 def _check_reader(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> None:

@@ -12,6 +12,7 @@ from archlearn.analysis.channel_labels import (
     ZERO,
     Labels,
     along,
+    constant,
     plane_along,
     replaced,
     varying,
@@ -63,7 +64,7 @@ def across_channels(step: OpCall) -> Any:
     normalised = range(dim + 1 - n_normalised, dim + 1)
     dims = varying(step.x.ids)
     if not set(dims) & set(normalised):
-        return Labels(step.x.ids, torch.tensor(UNKNOWN).expand(step.x.shape))
+        return Labels(step.x.ids, constant(UNKNOWN, step.x.shape))
     if n_normalised > 1 or not step.may_gate_reads:
         return _keep_normalised(step)
     ids, _ = step.constraints.read(step.x, dim)
@@ -124,7 +125,7 @@ def _unit_length_of_heads(step: OpCall, dim: int, heads: int) -> Labels:
     rows, columns = map(step.constraints.new_atoms, cells.shape)
     step.constraints.note_grid(cells, rows, columns)
     step.gate_read(dim, columns)
-    return Labels(step.x.ids, torch.tensor(UNKNOWN).expand(step.x.shape))
+    return Labels(step.x.ids, constant(UNKNOWN, step.x.shape))
 
 
 def _keep_normalised(step: OpCall) -> Any:

@@ -28,6 +28,7 @@ from archlearn.analysis.channel_labels import (
     ZERO,
     Labels,
     along,
+    constant,
     core,
     filled,
     plane_along,
@@ -90,7 +91,7 @@ def attention(step: OpCall) -> Any:
     scores = _contract(step, [(q, f"{batch}yz"), (k, f"{batch}xz")], f"{batch}yx")
     if scores is None:
         return opaque(step)
-    weights = Labels(scores[0].ids, torch.tensor(UNKNOWN).expand(scores[0].shape))
+    weights = Labels(scores[0].ids, constant(UNKNOWN, scores[0].shape))
     if isinstance(mask, Labels):
         _tie_mask(step, mask, weights)
     made = _contract(step, [(weights, f"{batch}yx"), (v, f"{batch}xw")], f"{batch}yw")
@@ -163,7 +164,7 @@ def _loses_whole_heads(step: OpCall, factors: list[Factor], grid: tuple[str, str
     known = step.constraints.whole_groups
     if step.node.name not in known:
         parts = [(x.ids, letters.index(within)) for x, letters in factors if within in letters]
-        root = step.constraints.roots() if n_heads <= FEW else torch.zeros(0)
+        root = step.constraints.roots() if n_heads <= FEW else torch.zeros(0, device="cpu")
         known[step.node.name] = n_heads > FEW or not all(
             dim in varying(pointwise(root.__getitem__, ids)) for ids, dim in parts
         )
@@ -238,7 +239,7 @@ def _pass(
 ) -> tuple[Labels, Tensor | None]:
     out, shape = result
     known: Tensor | None = None
-    state = torch.tensor(UNKNOWN)
+    state = torch.tensor(UNKNOWN, device="cpu")
     for (original, _), (labels, letters) in zip(whole, factors, strict=True):
         if passing not in letters:
             step.constraints.block(

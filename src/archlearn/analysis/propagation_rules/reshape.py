@@ -18,6 +18,7 @@ from archlearn.analysis.channel_labels import (
     ZERO,
     Labels,
     along,
+    constant,
     line_along,
     pointwise,
     replaced,
@@ -99,7 +100,7 @@ def expand_as(step: OpCall) -> Any:
     padded = (1,) * (step.out.dim() - y.ids.dim()) + tuple(y.shape)
     if any(padded[dim] != 1 for dim in varying(x.ids)):
         return move(step)
-    return Labels(x.ids, torch.tensor(UNKNOWN).expand(x.shape))
+    return Labels(x.ids, constant(UNKNOWN, x.shape))
 
 
 def attribute(step: OpCall) -> Any:
@@ -146,7 +147,7 @@ def as_selection(
 
     The given dimensions are tried first: what changes nothing is a selection along any.
     """
-    places = torch.arange(shape.numel()).reshape(shape)
+    places = torch.arange(shape.numel(), device="cpu").reshape(shape)
     if moved.dim() != len(shape) or moved.numel() == 0:
         return None
     for dim in [*dims, *range(len(shape))]:
@@ -302,6 +303,7 @@ def take_places(step: OpCall) -> Any:
     for dim in picked:
         step.constraints.tie(found.ids.narrow(dim, 0, 1).expand_as(found.ids), found.ids)
         found = _at_one_place(found, dim)
+    index = tuple(part.cpu() if isinstance(part, Tensor) else part for part in index)
     ids, state = (part.expand(x.shape)[index] for part in (found.ids, found.state))
     return Labels(ids, state)
 
@@ -365,7 +367,7 @@ def embedding(step: OpCall) -> Any:
     if name is None or not is_plain or any(_has_channels(labels) for labels in step.labels):
         return opaque(step)
     ids = step.constraints.dim(name, 1)
-    unknown = torch.tensor(UNKNOWN).expand(len(ids))
+    unknown = constant(UNKNOWN, [len(ids)])
     return along(ids, unknown, step.out.shape, step.out.dim() - 1)
 
 
