@@ -69,7 +69,7 @@ class FromStart(Net):
     """It starts from a state that it learns."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y, _ = self.recurrent(x, self.start.expand(-1, x.shape[1], -1))
+        y, _ = self.recurrent(x, self.start.expand(-1, x.shape[1], -1).contiguous())
         return self.head(y)
 
 

@@ -30,7 +30,7 @@ from archlearn.surgery.reshape_rewriter import Cuts, Move, rewrite_move
 from archlearn.surgery.special_layers import SpecialCall
 from archlearn.tracing.block_hooks import MARKS, erase_marks_of_
 from archlearn.tracing.example_inputs import CHECKS, check_argument
-from archlearn.tracing.fx_utils import call_node, leaves_of, size_of, source_of
+from archlearn.tracing.fx_utils import call_on_labels, leaves_of, size_of, source_of
 from archlearn.tracing.shape_guards import topic_of
 
 _COUNTS = ("numel", "nelement")
@@ -293,7 +293,7 @@ class Rewriter:
         args, kwargs = map_arg(
             (old.args, old.kwargs), lambda n: exact if n is first else self.values[n.name]
         )
-        moved = call_node(old, self.net, args, kwargs)
+        moved = call_on_labels(old, self.net, args, kwargs)
         return (source, moved.long()) if isinstance(moved, Tensor) else None
 
     def _defer(self, old: fx.Node, node: fx.Node) -> _DeferredPermutation:
@@ -396,7 +396,7 @@ def _try(
     """Make a call with other arguments; say so if it does not run on them."""
     args, kwargs = map_arg((node.args, node.kwargs), value_of)
     try:
-        return call_node(node, net, args, kwargs)
+        return call_on_labels(node, net, args, kwargs)
     except Exception:  # literal sizes do not fit narrowed tensors
         return failed
 

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_map
 
 from archlearn.module_utils import find_module
 
@@ -35,6 +36,19 @@ def call_node(node: fx.Node, net: nn.Module, args: Any, kwargs: Any) -> Any:
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     target: Any = node.target
     return target(*args, **kwargs)
+
+
+def call_on_labels(node: fx.Node, net: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Make the call that a node stands for with labels; what it gives is on the CPU, as they are.
+
+    An index may be on the device of the model, and a node may name that device.
+    """
+    args, kwargs = map_leaves(_to_cpu, args), map_leaves(_to_cpu, kwargs)
+    return tree_map(_to_cpu, call_node(node, net, args, kwargs))
+
+
+def _to_cpu(leaf: Any) -> Any:
+    return leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def thaw(value: Any) -> Any:

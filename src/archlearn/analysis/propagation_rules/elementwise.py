@@ -279,7 +279,7 @@ def _divide(states: list[Tensor]) -> Tensor:
 
 def _maps_zero_to_zero(step: OpCall) -> bool:
     def zero(leaf: Any) -> Any:
-        return torch.zeros(1, device="cpu") if isinstance(leaf, Labels) else leaf
+        return torch.zeros(1, device=step.out.device) if isinstance(leaf, Labels) else leaf
 
     try:
         args = tuple(zero(value) for value in step.args)

@@ -27,7 +27,7 @@ from archlearn.analysis.channel_labels import (
 )
 from archlearn.analysis.rule_api import OpCall, describe_call, fixed_out, opaque, tree_map
 from archlearn.op_table import ATTRIBUTES
-from archlearn.tracing.fx_utils import leaves_of, map_leaves, source_of
+from archlearn.tracing.fx_utils import call_on_labels, leaves_of, map_leaves, source_of
 
 
 def move(step: OpCall) -> Any:
@@ -196,12 +196,11 @@ def _call_on(step: OpCall, view: Callable[[Labels], Tensor]) -> Any:
 
     args, kwargs = map_leaves(swap, step.args), map_leaves(swap, step.kwargs)
     try:
-        return step.call(args, kwargs)
+        return call_on_labels(step.node, step.net, args, kwargs)
     except (RuntimeError, NotImplementedError):  # no integers, or no view of repeated labels
         args, kwargs = map_leaves(_as_double, args), map_leaves(_as_double, kwargs)
-        return tree_map(
-            lambda leaf: leaf.long() if isinstance(leaf, Tensor) else leaf, step.call(args, kwargs)
-        )
+        found = call_on_labels(step.node, step.net, args, kwargs)
+        return tree_map(lambda leaf: leaf.long() if isinstance(leaf, Tensor) else leaf, found)
 
 
 def _as_double(leaf: Any) -> Any:
