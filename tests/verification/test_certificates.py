@@ -244,6 +244,43 @@ class Masked(nn.Module):
         return self.layer(x).masked_fill(hidden, -1e30)
 
 
+class Coarse(nn.Module):
+    """In float32 numbers from 0 to 1 become multiples of 2**-7, or 2**-8 for negative offsets."""
+
+    def __init__(self, offset: float, off_by: float = 0.0) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.offset, self.off_by = offset, off_by
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x * self.scale + self.offset) - self.offset
+        return y + self.off_by if y.dtype is torch.float32 else y
+
+
+# Of 0.5 + 2**-8 - 2**-10, the one makes 0.5 and the other 0.5 + 2**-8: the first is off by 0.0029.
+HALFWAY = torch.tensor([[1.0], [0.5 + 2**-8 - 2**-10]])
+
+
+def test_a_model_may_differ_by_what_its_precision_does_to_the_other() -> None:
+    first, second = Coarse(2.0**16), Coarse(-(2.0**16))
+    found = al.certify(first, second, HALFWAY)
+    assert found.difference_float64 < 1e-10
+    assert 1e-3 < found.difference <= found.tolerance <= 2 * 2**-8
+    with pytest.raises(al.CertificateError, match=r"in float32 \(allowed 1e-03\)"):
+        al.certify(first, second, HALFWAY, tolerance=1e-3)
+
+
+def test_a_model_that_is_off_by_more_than_its_precision_is_refused() -> None:
+    """In float64 these agree."""
+    first, second = Coarse(2.0**16), Coarse(-(2.0**16), off_by=0.02)
+    with pytest.raises(al.CertificateError, match="do not compute the same function"):
+        al.certify(first, second, HALFWAY)
+    with pytest.raises(
+        al.CertificateError, match=r"differ by \d\.\d\de.0\d in float64 \(allowed 8e-06\)"
+    ):
+        al.certify(first, nn.Sequential(nn.Linear(1, 1), second), HALFWAY)
+
+
 def test_numbers_of_a_mask_hide_no_difference() -> None:
     torch.manual_seed(0)
     with pytest.raises(al.CertificateError, match="differ by"):

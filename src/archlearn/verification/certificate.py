@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -163,6 +163,8 @@ TOLERANCES = {
 
 
 _ROUNDINGS = 64  # that add up
+_BOTH_ROUND = 2
+"""Two models may be as far apart as this times what rounding does to one of them."""
 
 
 _ROWS = 8  # to surgery all rows are alike: more cost much in double precision, and show no more
@@ -248,6 +250,30 @@ def certify(
 
 
 @dataclass(frozen=True, slots=True)
+class _Gaps:
+    """The largest differences of two models, and the limits of them.
+
+    Attributes:
+        own: In their own precision.
+        wide: In double precision.
+        rounding: What their own precision does to the first one alone, where that was asked.
+    """
+
+    own: float
+    wide: float
+    rounding: float = 0.0
+
+    def allowed(self, limit: float, may_round: bool) -> float:
+        """Return how far the models may be apart in their own precision."""
+        known = self.rounding if may_round and math.isfinite(self.rounding) else 0.0
+        return max(limit, _BOTH_ROUND * known)
+
+    def lie_within(self, limits: "_Gaps", may_round: bool) -> bool:
+        """Return whether the models may be the same."""
+        return self.own <= self.allowed(limits.own, may_round) and self.wide <= limits.wide
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Two models, and what they are compared on.
 
@@ -274,8 +300,11 @@ class Comparison:
         """
         _check_numbers(self.models[0])
         dtype = _dtype(self.models[0])
-        allowed = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
-        limits = (allowed, TOLERANCES[torch.float64] if self.is_derived else _rounding(dtype))
+        may_round = tolerance is None
+        limits = _Gaps(
+            TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance,
+            TOLERANCES[torch.float64] if self.is_derived else _rounding(dtype),
+        )
         shared = _find_shared(*self.models) if self.must_be_apart else ""
         if shared:  # changing one would change the other
             raise CertificateError(
@@ -285,31 +314,32 @@ class Comparison:
         with evaluating(*self.models):
             first, second = self.models
             doubles = {**to_float64(first), **to_float64(second, self.doubles), **self.doubles}
-            own, wide, n_inputs = math.inf, 0.0, 0
+            gaps, n_inputs = _Gaps(math.inf, 0.0), 0
             refused: CertificateError | None = None
             try:
                 most_rows = _ROWS if self.is_derived else None  # who asks for certify means all
                 joined = joined_sample(self.inputs, most_rows)
                 if joined is not None:
-                    own, wide, n_inputs = self._measure([joined], doubles, allowed)
+                    gaps, n_inputs = self._measure([joined], doubles, limits.own)
             except CertificateError as error:
                 refused = error
             except Exception:
                 _log.debug("the models do not take the example and random rows in one batch")
-            if not (own <= limits[0] and wide <= limits[1]):
-                samples = plain_samples(self.inputs)
-                own, alone, n_inputs = self._measure(samples, doubles, allowed)
-                wide = max(wide, alone)
+            if not gaps.lie_within(limits, may_round):
+                alone, n_inputs = self._measure(plain_samples(self.inputs), doubles, limits.own)
+                gaps = replace(alone, wide=max(gaps.wide, alone.wide))
             if refused is not None:
                 raise refused
         name = str(dtype).removeprefix("torch.")
-        if not (own <= limits[0] and wide <= limits[1]):
+        limits = replace(limits, own=gaps.allowed(limits.own, may_round))
+        if not gaps.lie_within(limits, may_round):
             raise CertificateError(
-                f"the two models differ by {wide:.2e} in float64 (allowed {limits[1]:.0e}) and by "
-                f"{own:.2e} in {name} (allowed {allowed:.0e}), relative to their outputs; they do "
-                f"not compute the same function: keep the first, and {self._advise()}"
+                f"the two models differ by {gaps.wide:.2e} in float64 (allowed {limits.wide:.0e}) "
+                f"and by {gaps.own:.2e} in {name} (allowed {limits.own:.0e}), relative to their "
+                "outputs; they do not compute the same function: keep the first, and "
+                f"{self._advise()}"
             )
-        return Certificate(own, wide, name, n_inputs, *limits)
+        return Certificate(gaps.own, gaps.wide, name, n_inputs, limits.own, limits.wide)
 
     def _advise(self) -> str:
         """Return what to do where the models differ."""
@@ -323,17 +353,14 @@ class Comparison:
 
     def _measure(
         self, samples: list[SampleInput], doubles: Doubles, allowed: float
-    ) -> tuple[float, float, int]:
-        """Return the largest differences in own and in double precision, and how many inputs."""
+    ) -> tuple[_Gaps, int]:
+        """Return the largest differences, and on how many inputs."""
         measured = [(self._measure_one(each, doubles, allowed), each.n_inputs) for each in samples]
         gaps, counts = zip(*((gap, n) for gap, n in measured if gap is not None), strict=True)
-        own, wide = (max(gap) for gap in zip(*gaps, strict=True))
-        return own, wide, sum(counts)
+        return _Gaps(*(max(each) for each in zip(*map(astuple, gaps), strict=True))), sum(counts)
 
-    def _measure_one(
-        self, trial: SampleInput, doubles: Doubles, allowed: float
-    ) -> tuple[float, float] | None:
-        """Return both differences, or None if what was drawn is no input of the first model."""
+    def _measure_one(self, trial: SampleInput, doubles: Doubles, allowed: float) -> _Gaps | None:
+        """Return the differences, or None if what was drawn is no input of the first model."""
         single = trial.inputs.to(_dtype(self.models[0]), floating_only=True)
         with exchanging(doubles):
             double = trial.inputs.to(torch.float64, floating_only=True)
@@ -361,12 +388,16 @@ class Comparison:
                 ) from error
             wide = difference(wide_outputs, found)
         if not doubles:
-            return wide, wide
+            return _Gaps(wide, wide)
         outputs = self._run(1, single)
-        own = difference_of_numbers(wide_outputs, outputs) if self.is_derived else math.inf
+        own, rounding = math.inf, 0.0
+        if self.is_derived:
+            own = difference_of_numbers(wide_outputs, outputs)
         if not own <= allowed:
-            own = difference_of_numbers(self._run(0, single), outputs)
-        return own, wide
+            rounded = self._run(0, single)
+            own = difference_of_numbers(rounded, outputs)
+            rounding = difference_of_numbers(wide_outputs, rounded)
+        return _Gaps(own, wide, rounding)
 
     def _run(self, place: int, inputs: ExampleInputs) -> list[Tensor]:
         """Run one of the models, while the other has no numbers and its modules are watched."""

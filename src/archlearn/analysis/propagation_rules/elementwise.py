@@ -121,7 +121,7 @@ def draw(step: OpCall) -> Any:
     """Random numbers in the shape of a tensor, or in its place: not zero where that is."""
     if len(step.labels) != 1 or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
         return opaque(step)
-    return Labels(step.x.ids, torch.tensor(UNKNOWN).expand(step.x.shape))
+    return Labels(step.x.ids, constant(UNKNOWN, step.x.shape))
 
 
 def create(step: OpCall) -> Any:
