@@ -5,7 +5,7 @@ tomli-w.
 The time is that of the whole run as its folder records it, with recording, validation at every
 epoch and checkpoints; reading the data and capturing the step come before and are shown apart.
 
-    python benchmarks/h200_lenet.py --data idx:carried/mnist --out results/h200_lenet \
+    ARCHLEARN_CACHE=carried python benchmarks/h200_lenet.py --data mnist --out results/h200_lenet \
         "batch_size=500" "batch_size=250 compile=true"
 
 Each argument is a run with its settings. Writes a .json and a .md.

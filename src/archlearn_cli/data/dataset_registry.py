@@ -1,6 +1,5 @@
-"""Data sets by name: `mnist`, `idx:DIR`, or a user's `mypackage.data:build`."""
+"""Data sets by name: `mnist`, `folder:DIR`, or a user's `mypackage.data:build`."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,21 +11,17 @@ from archlearn_cli.data.file_cache import DownloadProgress, no_progress
 from archlearn_cli.data.image_cache import IMAGE_SIDE, ImageReading
 from archlearn_cli.data.image_folders import load_folder, load_tiny_imagenet
 from archlearn_cli.data.standard_datasets import (
+    IDX_FILES,
     WINDOW_LENGTH,
-    examples_of_idx,
     load_cifar,
     load_diabetes,
     load_digits,
-    load_fashion_mnist,
-    load_mnist,
+    load_idx,
     load_text,
-    read_idx_folder,
 )
 from archlearn_cli.models.user_code import call_users_code
 
-logger = logging.getLogger(__name__)
-
-MNIST_SIDE, _LARGEST_DIGITS = 28, 512
+_LARGEST_DIGITS = 512
 IMAGE_LAYOUTS = {
     "folder": load_folder,
     "tiny-imagenet": load_tiny_imagenet,
@@ -37,7 +32,6 @@ DATASETS = {
     "cifar-10": "60,000 photographs of ten kinds of things, 3 x 32 x 32 (fetched)",
     "digits": "1,797 handwritten digits, 8 x 8; digits:28 enlarges them (scikit-learn's)",
     "diabetes": "442 patients, ten measurements: a regression (scikit-learn's)",
-    "idx:DIR": "four files as MNIST has them, in a folder of yours",
     "folder:DIR": "images, one folder a class; folder:DIR:64 chooses the side",
     "tiny-imagenet:DIR": "Tiny-ImageNet-200 as its authors ship it",
     "tiny-shakespeare:FILE": "a text, to predict its next characters; FILE:64 chooses the window",
@@ -49,8 +43,6 @@ def load_examples(
     name: str, progress: DownloadProgress = no_progress, *, skip_broken: bool = False
 ) -> Examples:
     """Return the examples that a name stands for.
-
-    MNIST that cannot be had from anywhere is replaced by scikit-learn's digits, with a warning.
 
     Args:
         name: The data set.
@@ -65,18 +57,8 @@ def load_examples(
     for known in DATASETS:
         if not rest and known in (f"{kind}:DIR", f"{kind}:FILE"):
             raise InputError(f"{name!r} does not say where the data are; write {known}")
-    if name == "mnist":
-        try:
-            return load_mnist(progress)
-        except DataError as error:
-            logger.warning(
-                "MNIST could not be had, so scikit-learn's 1,797 digits stand in for it, enlarged "
-                "to 28 x 28. Results are not those of MNIST. %s",
-                error,
-            )
-            return load_digits(MNIST_SIDE)
-    if name == "fashion-mnist":
-        return load_fashion_mnist(progress)
+    if name in IDX_FILES:
+        return load_idx(name, progress)
     if name == "cifar-10":
         return load_cifar(progress)
     if name == "diabetes":
@@ -88,10 +70,6 @@ def load_examples(
                 "as in digits:28"
             )
         return load_digits(int(rest) if rest else None)
-    if kind == "idx":
-        folder = Path(rest).expanduser()
-        contents = read_idx_folder(folder)
-        return examples_of_idx(contents, name=folder.name, source=f"folder {folder}")
     if kind in IMAGE_LAYOUTS:
         path, side = _path_and_number(rest, IMAGE_SIDE)
         reading = ImageReading(progress=progress, skip_broken=skip_broken, side=side)
