@@ -42,6 +42,7 @@ class OpSpec:
         product: Of a product with a weight, its kind and number of spatial dimensions.
         squashing: An activation that often is a gate itself (squeeze-and-excite): it becomes a
             site only where its channels have no other.
+        homogeneous: An activation with `op(s x) = s op(x)` for every s >= 0 of a channel.
         passes: It changes nothing in evaluation mode.
         foldable: In evaluation mode it scales and shifts each channel, so that the layer in front
             can do so instead.
@@ -57,6 +58,7 @@ class OpSpec:
     rule: str = ""
     product: tuple[str, int] | None = None
     squashing: bool = False
+    homogeneous: bool = False
     passes: bool = False
     foldable: bool = False
     copies: bool = False
@@ -165,10 +167,12 @@ OPERATIONS: tuple[OpSpec, ...] = (
         ACTIVATE,
         "nn.ReLU F.relu F.relu_ torch.relu torch.relu_ Tensor.relu Tensor.relu_",
         "nn.LeakyReLU F.leaky_relu F.leaky_relu_",
+        homogeneous=True,
     ),
     _op(
         "nn.PReLU F.prelu torch.prelu Tensor.prelu",
         ACTIVATE,
+        homogeneous=True,
         sized_by="num_parameters",
     ),
     *_alike(

@@ -93,7 +93,7 @@ def test_streams_and_units_over_tokens_are_learnt_exactly(make: Callable[[], nn.
         gates["stem"][::2] = 0.0
         gates["up"][::5] = 0.0
     plan = al.plan(model)
-    small = al.compact(model, plan)
+    small = al.compact(model, plan=plan)
     torch.testing.assert_close(small(fresh), model(fresh), rtol=0, atol=1e-10)
     assert not torch.allclose(model(fresh), net(fresh))
     assert small.get_parameter("down.weight").shape[:2] == (N_TOKENS, HIDDEN - 2)

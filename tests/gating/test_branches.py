@@ -87,7 +87,7 @@ def test_a_branch_is_named_after_its_block_and_starts_open(gated: nn.Module) -> 
 def test_a_closed_block_is_gone_with_its_norm_and_its_scale(gated: nn.Module) -> None:
     close_(gated, "two")
     plan = al.plan(gated)
-    small = al.compact(gated, plan)
+    small = al.compact(gated, plan=plan)
     assert agree(gated, small, batch(7))
     assert plan.branches == ("two",)
     assert {name.split(".")[0] for name in plan.removed} == {"two"}
@@ -270,7 +270,7 @@ def test_built_in_networks_lose_every_other_branch_exactly(name: str) -> None:
     assert len(names) >= 8
     close_(gated, *names[::2])
     plan = al.plan(gated)
-    small = al.compact(gated, plan)
+    small = al.compact(gated, plan=plan)
     assert al.count_costs(small, x) == plan.after
     assert list(plan.branches) == names[::2]
 

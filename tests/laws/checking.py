@@ -157,7 +157,7 @@ def check_prediction(program: Program, gates: Gates) -> None:
     gated = gate_and_set(program, gates)
     pay = ("parameters", "multiply_adds")[gates.seed % 2]
     plan = al.plan(gated, pay=pay)
-    check_counted(plan, build(program), al.compact(gated, plan), inputs_of(program, 0))
+    check_counted(plan, build(program), al.compact(gated, plan=plan), inputs_of(program, 0))
 
 
 def check_counted(plan: al.Plan, net: nn.Module, small: nn.Module, x: Tensor) -> None:
@@ -177,7 +177,7 @@ def check_never_empty(program: Program, gates: Gates) -> None:
     gated = gate_and_set(program, replace(gates, whole=10))
     plan = al.plan(gated)
     check_channels_stay(plan)
-    small = al.compact(gated, plan)
+    small = al.compact(gated, plan=plan)
     assert all(tensor.numel() > 0 for tensor in small.state_dict().values())
     check_same(gated, small, fresh(program))
 

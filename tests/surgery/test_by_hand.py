@@ -65,7 +65,7 @@ def test_width_and_depth_worked_by_hand() -> None:
 def test_a_plan_made_before_is_carried_out() -> None:
     net = make([1, 4], is_linear=True)
     plan = al.plan(net, example_inputs=X)
-    small = al.compact(net, plan, example_inputs=X)
+    small = al.compact(net, X, plan=plan)
     assert al.count_costs(small, X) == plan.after
 
 

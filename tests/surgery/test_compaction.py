@@ -157,20 +157,20 @@ def test_a_plan_that_the_gates_no_longer_say_is_refused() -> None:
         al.width_gates(model)["first"][5] = 0.0
     message = "plan does not fit the model: its widths are not what the gates say now; make the"
     with pytest.raises(al.SurgeryError, match=message):
-        al.compact(model, plan)
+        al.compact(model, plan=plan)
 
 
 @pytest.mark.parametrize("plan", ["plan", X])
 def test_something_else_than_a_plan_is_refused(plan: object) -> None:
     message = f"plan is a {type(plan).__name__}; give a Plan from archlearn.plan"
     with pytest.raises(al.InputError, match=message):
-        al.compact(gate(), plan)  # pyright: ignore[reportArgumentType]
+        al.compact(gate(), plan=plan)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_plan_of_another_model_is_refused() -> None:
     other = al.add_gates(nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 1)), X.float())
     with pytest.raises(al.SurgeryError, match="plan does not fit the model"):
-        al.compact(gate(), al.plan(other))
+        al.compact(gate(), plan=al.plan(other))
 
 
 class Moody(nn.Module):
@@ -189,19 +189,6 @@ def test_a_certificate_that_would_be_false_is_not_given() -> None:
     model = al.add_gates(net, X, leaves=[Moody])
     with pytest.raises(al.CertificateError, match="do not compute the same function"):
         al.compact(model)
-
-
-def test_a_model_without_gates_is_refused() -> None:
-    with pytest.raises(al.InputError, match="has no gates; call add_gates on it first"):
-        al.compact(Net(), example_inputs=X)
-
-
-def test_a_model_without_gates_is_told_to_get_some() -> None:
-    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
-    small = al.compact(al.add_gates(net, torch.zeros(1, 4)))
-    for model in (net, small):
-        with pytest.raises(al.InputError, match="the model has no gates; call add_gates on it"):
-            al.compact(model)
 
 
 @pytest.mark.parametrize(

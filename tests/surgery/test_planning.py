@@ -105,7 +105,7 @@ def test_what_a_merge_must_lower_is_the_users_choice() -> None:
 
 def test_a_plan_is_carried_out_as_its_user_chose() -> None:
     model = gate(chain(4, 2, 4), linear=("0",))
-    small = al.compact(model, al.plan(model, pay="multiply_adds"))
+    small = al.compact(model, plan=al.plan(model, pay="multiply_adds"))
     assert al.count_costs(small).parameters == 10 + 12
     assert al.count_costs(al.compact(model)).parameters == 20
 
@@ -200,7 +200,7 @@ def test_a_plan_goes_through_json(
     model = gate(net, closed, linear)
     plan = al.plan(model)
     assert al.Plan.from_json(plan.to_json()) == plan
-    assert al.compact(model, al.Plan.from_json(plan.to_json())).certificate.difference < 1e-3
+    assert al.compact(model, plan=al.Plan.from_json(plan.to_json())).certificate.difference < 1e-3
 
 
 def test_a_plan_prints_what_it_will_do() -> None:
@@ -268,9 +268,11 @@ def test_a_plan_of_a_later_version_is_refused() -> None:
         al.Plan.from_json(text)
 
 
-def test_a_model_without_gates_is_refused() -> None:
-    with pytest.raises(al.InputError, match="has no gates; call add_gates on it first"):
-        al.plan(chain(4, 6, 3), X)
+def test_a_model_without_gates_needs_example_inputs() -> None:
+    with pytest.raises(
+        al.InputError, match="has no gates, so what is closed is read off its weights"
+    ):
+        al.plan(chain(4, 6, 3))
 
 
 def tied_chain() -> nn.Module:

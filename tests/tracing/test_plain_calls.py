@@ -80,7 +80,7 @@ def test_products_with_a_parameter_are_layers(
     with torch.no_grad():
         next(iter(gates.values()))[::2] = 0.0
     plan = al.plan(model)
-    small = al.compact(model, plan)
+    small = al.compact(model, plan=plan)
     fresh = torch.randn(7, *shape[1:], dtype=torch.float64)
     torch.testing.assert_close(small(fresh), model(fresh), rtol=0, atol=1e-10)
     assert small.get_parameter("up").numel() == 20

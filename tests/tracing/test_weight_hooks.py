@@ -92,7 +92,7 @@ def test_a_plan_counts_what_is_there(way: Way) -> None:
     gated = al.add_gates(net, x)
     close_half_(gated)
     planned = al.plan(gated)
-    small = al.compact(gated, planned)
+    small = al.compact(gated, plan=planned)
     assert planned.after == al.count_costs(small, x)
 
 

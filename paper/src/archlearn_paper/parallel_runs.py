@@ -258,7 +258,7 @@ def _compact_trained(session: Session) -> nn.Module:
     if not has_gates(model):
         return model
     asked = plan(model, session.example, pay=session.settings.strengths.pay)
-    return compact(model, asked, example_inputs=session.example)
+    return compact(model, session.example, plan=asked)
 
 
 def _describe_gates(active: _ActiveRun) -> list[dict[str, Any]]:

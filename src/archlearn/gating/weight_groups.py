@@ -4,26 +4,19 @@ A channel is closed when nothing reads it, so a gate is a factor of the slices t
 channel; no gate stands in `forward`, and what is closed can be read off the weights.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Slices:
-    """Slices of one parameter along one dimension, and the gate of each.
-
-    Attributes:
-        parameter: Its dotted name, as in `named_parameters()`: the first one where it is tied.
-        dim: The dimension; None for each element of the parameter, in the order of `flatten()`.
-        gates: The position of each slice's gate among all gates, or -1 for none: int64, on the
-            CPU, of shape (rows, size). With several rows (a head, an index within all heads) a
-            slice is closed when any of its gates is.
-    """
-
-    parameter: str
-    dim: int | None
-    gates: Tensor
+from archlearn.analysis.channel_graph import ChannelGraph, Group
+from archlearn.analysis.residual_branches import Branch
+from archlearn.gating.channel_slices import GraphReader, NoSlicesError, Slices
+from archlearn.gating.selection import LearnableSites, select_sites
+from archlearn.module_utils import find_module, find_tensor
+from archlearn.nn.rms_norm_forms import read_rms_norm
+from archlearn.tracing.symbolic_trace import ExampleInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +46,155 @@ class GateGroup:
     writers: tuple[Slices, ...] = ()
     norms: tuple[str, ...] = ()
     reason: str | None = None
+
+
+_MASKED = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+"""Norms that can count the open channels only."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Acting:
+    """What the gates of a group act on, and the norms that read its channels."""
+
+    slices: tuple[Slices, ...]
+    norms: tuple[str, ...]
+
+
+def find_gate_groups(net: nn.Module, example_inputs: object) -> tuple[GateGroup, ...]:
+    """Return all groups of channels and residual branches of a network, learnt or not.
+
+    Args:
+        net: Any model that runs on `example_inputs`; it is left untouched.
+        example_inputs: A tensor, a tuple of arguments or a dict of keyword arguments.
+    """
+    inputs = ExampleInputs.of(example_inputs)
+    return list_gate_groups(net, select_sites(net, inputs, None, must_learn=False))
+
+
+def list_gate_groups(net: nn.Module, learnable: LearnableSites) -> tuple[GateGroup, ...]:
+    """Return the groups of a network that has been analysed: widths first, then branches."""
+    graph = learnable.channel_graph
+    finder = _GroupFinder(net, graph)
+    groups: list[GateGroup] = []
+    start = 0
+    for number, group in enumerate(graph.groups):
+        groups.append(finder.describe(number, group, start))
+        start += len(group.channels)
+    for branch in learnable.branches.values():
+        groups.append(_describe_branch(net, branch, finder.readers, start))
+        start += 1
+    return tuple(groups)
+
+
+class _GroupFinder:
+    def __init__(self, net: nn.Module, graph: ChannelGraph) -> None:
+        self.net, self.graph = net, graph
+        self.readers = [GraphReader(net, graph, place) for place in range(len(graph.graphs))]
+        rows, columns, shares = graph.parents
+        self.heads = torch.cat([rows[rows != columns], shares[shares != rows]])
+        self.within = columns[rows != columns]
+        parts = [ids for each in graph.followed for p in each.products.values() for _, ids in p]
+        products = torch.cat([graph.root[:0], *parts])
+        self.attended = graph.parents[:, products].flatten()
+        self.bare = {stream.site.name for stream in graph.bare_streams}
+
+    def describe(self, number: int, group: Group, start: int) -> GateGroup:
+        """Return a group of width gates as plain data."""
+        size, kind = len(group.channels), self._kind_of(group)
+        try:
+            acting = self._find_acting(number)
+        except NoSlicesError as why:
+            return GateGroup(group.name, kind, size, start, reason=str(why))
+        writers = _subtract(self._find_all(number), acting.slices)
+        reason = _why_not_learnt(self.net, acting.slices, size, start)
+        return GateGroup(
+            group.name, kind, size, start, acting.slices, writers, acting.norms, reason
+        )
+
+    def _kind_of(self, group: Group) -> str:
+        is_attended = bool(torch.isin(group.channels, self.attended).all())
+        if bool(torch.isin(group.channels, self.heads).any()):
+            return "heads" if is_attended else "groups"
+        if bool(torch.isin(group.channels, self.within).any()):
+            return "within heads" if is_attended else "within groups"
+        return "stream" if group.name.split("/")[0] in self.bare else "width"
+
+    def _find_acting(self, number: int) -> _Acting:
+        found = [(reader, reader.read(number)) for reader in self.readers]
+        norms = dict.fromkeys(name for _, reads in found for name, _ in reads.norms)
+        modules = [find_module(self.net, name) for name in norms]
+        by_zeros = all(read_rms_norm(module) is not None for module in modules)
+        unknown = [n for n, m in zip(norms, modules, strict=True) if not isinstance(m, _MASKED)]
+        if unknown and not by_zeros:
+            raise NoSlicesError(
+                f"{unknown[0] or type(self.net).__name__!r} normalises over its channels, and is "
+                "none of torch's norms"
+            )
+        acting = [s for reader, reads in found for s in reader.act(number, reads, by_zeros)]
+        return _Acting(_join(acting), tuple(norms))
+
+    def _find_all(self, number: int) -> tuple[Slices, ...]:
+        """Return all slices of parameters that belong to a group."""
+        reader = self.readers[0]
+        keys = [*self.graph.dims, *((name, None) for name in self.graph.elements)]
+        return tuple(s for name, dim in keys for s in reader.slices(name, dim, number))
+
+
+def _join(slices: Iterable[Slices]) -> tuple[Slices, ...]:
+    """Put together what lies along the same dimension of the same parameter."""
+    found: dict[tuple[str, int | None], Tensor] = {}
+    for each in slices:
+        known = found.setdefault((each.parameter, each.dim), each.gates)
+        found[each.parameter, each.dim] = torch.maximum(known, each.gates)
+    return tuple(Slices(*key, _without_empty_rows(gates)) for key, gates in found.items())
+
+
+def _without_empty_rows(gates: Tensor) -> Tensor:
+    return gates[(gates >= 0).any(1)].contiguous()
+
+
+def _subtract(slices: Iterable[Slices], others: Iterable[Slices]) -> tuple[Slices, ...]:
+    """Leave out the slices that are among others."""
+    known = {(each.parameter, each.dim): (each.gates >= 0).any(0) for each in others}
+    left: list[Slices] = []
+    for each in slices:
+        is_other = known.get((each.parameter, each.dim))
+        gates = each.gates if is_other is None else each.gates.masked_fill(is_other, -1)
+        if bool((gates >= 0).any()):
+            left.append(Slices(each.parameter, each.dim, _without_empty_rows(gates)))
+    return tuple(left)
+
+
+def _why_not_learnt(net: nn.Module, slices: Iterable[Slices], size: int, start: int) -> str | None:
+    """Return why gates could not learn by the slices that they act on."""
+    parameters, acts = (
+        dict(net.named_parameters()),
+        torch.zeros(size, dtype=torch.bool, device="cpu"),
+    )
+    for each in slices:
+        acts[each.gates[each.gates >= 0] - start] = True
+        if each.parameter not in parameters:
+            return f"{each.parameter!r} is computed from other weights at every call"
+        if not parameters[each.parameter].requires_grad:
+            return f"{each.parameter!r} is frozen"
+    return None if bool(acts.all()) else "no weight reads some of its channels"
+
+
+def _describe_branch(
+    net: nn.Module, branch: Branch, readers: Sequence[GraphReader], start: int
+) -> GateGroup:
+    """Return a residual branch as plain data: its gate acts on all of the layer that ends it."""
+    try:
+        ends = [
+            name
+            for reader, addition in zip(readers, branch.additions, strict=True)
+            for name in reader.end_of_branch(addition)
+        ]
+    except NoSlicesError as why:
+        return GateGroup(branch.name, "branch", 1, start, reason=str(why))
+    slices = tuple(
+        Slices(name, 0, torch.full((1, len(find_tensor(net, name))), start, device="cpu"))
+        for name in dict.fromkeys(ends)
+    )
+    reason = _why_not_learnt(net, slices, 1, start)
+    return GateGroup(branch.name, "branch", 1, start, slices, reason=reason)

@@ -25,7 +25,8 @@ from archlearn.gating.gate_container import CONTAINER, GateContainer
 from archlearn.module_utils import evaluating, tensors_of
 from archlearn.optim.gate_limits import find_gated
 from archlearn.surgery.compaction import apply_plan
-from archlearn.surgery.planning import Decision, decide, write_plan
+from archlearn.surgery.decision import Decision, decide
+from archlearn.surgery.planning import write_plan
 from archlearn.tracing.block_hooks import without_marks
 from archlearn.tracing.example_inputs import count_examples, values_for
 from archlearn.tracing.fx_utils import compile_graph

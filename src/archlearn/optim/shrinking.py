@@ -40,9 +40,10 @@ from archlearn.optim.data_parallel import renew_wrappers_
 from archlearn.optim.gate_limits import find_gated
 from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.surgery.compaction import apply_plan
+from archlearn.surgery.decision import Decision
 from archlearn.surgery.narrowing import select_kept
 from archlearn.surgery.plan import Plan
-from archlearn.surgery.planning import Decision, find_sliceable, write_plan
+from archlearn.surgery.planning import find_sliceable, write_plan
 from archlearn.tracing.block_hooks import advise_on_difference, without_marks
 from archlearn.tracing.generated_forward import check_forwards, class_forwards
 from archlearn.tracing.trace_context import without_autocast

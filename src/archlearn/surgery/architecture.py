@@ -10,7 +10,8 @@ from archlearn.gating.cost_counter import EXAMPLE, known_inputs
 from archlearn.gating.gate_container import find_container
 from archlearn.module_utils import copy_model, evaluating, find_tensor
 from archlearn.op_table import TRANSPOSED
-from archlearn.surgery.planning import decide, has_gates, write_plan
+from archlearn.surgery.decision import decide, has_gates
+from archlearn.surgery.planning import write_plan
 from archlearn.tracing.generated_forward import forward_graphs, unwrap
 from archlearn.tracing.symbolic_trace import trace
 

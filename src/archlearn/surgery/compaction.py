@@ -10,11 +10,12 @@ from torch import fx, nn
 from archlearn.analysis.original_channels import KEPT
 from archlearn.analysis.trace_check import forward_matches_graph, try_graph
 from archlearn.costs import unit_of
-from archlearn.errors import ArchlearnError, SurgeryError, check_kind, first_line
-from archlearn.gating.cost_counter import EXAMPLE, known_inputs, place_inputs
+from archlearn.errors import ArchlearnError, InputError, SurgeryError, check_kind, first_line
+from archlearn.gating.cost_counter import EXAMPLE, place_inputs
 from archlearn.gating.gate_container import CONTAINER, find_container, remove_container_
 from archlearn.gating.insertion import copy_with_marks, leave_out_branches_
 from archlearn.module_utils import (
+    check_numbers,
     check_unsharded,
     copy_model,
     evaluating,
@@ -24,6 +25,8 @@ from archlearn.module_utils import (
     set_modes_,
     tensors_of,
 )
+from archlearn.surgery.closed_channels import check_inputs, read_decision, scale_rms_norms_
+from archlearn.surgery.decision import Decision, has_gates
 from archlearn.surgery.graph_rewriter import Rewriter
 from archlearn.surgery.narrowing import (
     apply_merges_,
@@ -34,7 +37,7 @@ from archlearn.surgery.narrowing import (
     update_sizes_,
 )
 from archlearn.surgery.plan import Plan
-from archlearn.surgery.planning import Decision, check_gates, computed_tensors, decide, write_plan
+from archlearn.surgery.planning import computed_tensors, write_plan
 from archlearn.tracing.example_inputs import CHECKS, count_examples
 from archlearn.tracing.generated_forward import (
     bind_graphs_,
@@ -60,21 +63,26 @@ CERTIFICATE = "certificate"
 @without_autocast()
 def compact(
     model: nn.Module,
-    plan: Plan | None = None,
     example_inputs: object = None,
     *,
+    plan: Plan | None = None,
     certified: bool = True,
 ) -> nn.Module:
     """Return the plain, smaller model that computes what `model` computes.
 
-    It is of the user's own class, in evaluation or training mode as `model` is, and has its
-    `certificate` as an attribute. `model` is not changed, but no other thread may call it
+    Of a model with gates, what they have closed is cut. Of any other model, every channel, head
+    and residual branch is cut that no other weight reads: all that would read it is exactly zero,
+    as group lasso, a mask of `torch.nn.utils.prune` or a gate has left it.
+
+    The result is of the user's own class, in evaluation or training mode as `model` is, and has
+    its `certificate` as an attribute. `model` is not changed, but no other thread may call it
     meanwhile: to be compared, both models have other numbers for a while.
 
     Args:
-        model: A model with gates.
-        plan: What to do; left out, what the gates say.
-        example_inputs: Needed only where gates were placed by hand.
+        model: Any model, with gates or without.
+        example_inputs: Arguments for one call: a tensor, a tuple or a dict of keyword arguments.
+            A model from `add_gates` or `compact` knows its own.
+        plan: What to do; left out, what the gates or the weights say.
         certified: Whether both models are compared on the example inputs and on random ones. The
             surgery is the same without, and quicker, but nobody has measured that the result is
             right: `certificate` is None, and a fault of archlearn's would not be noticed. Shapes
@@ -83,25 +91,33 @@ def compact(
 
     Raises:
         GateError: If a gate is not a number in [0, 1].
+        InputError: If a model without gates is given without example inputs.
         SurgeryError: If the plan does not fit the model, or would not be exact.
         CertificateError: If the result is to be certified, and differs or holds NaN.
     """
     model = unwrap(model)
+    if isinstance(example_inputs, Plan):
+        raise InputError("compact(model, plan) has a plan for its example inputs; give plan=...")
     if plan is not None:
-        advice = "give a Plan from archlearn.plan(model), and example inputs as example_inputs=..."
-        check_kind("plan", plan, Plan, advice)
+        check_kind("plan", plan, Plan, "give a Plan from archlearn.plan(model)")
     check_unsharded(
         model,
         "and compact needs it whole; bring the weights together by get_model_state_dict(model, "
         "options=StateDictOptions(full_state_dict=True)), load them into a gated model made anew, "
         "and compact that one",
     )
-    check_gates(model)
+    check_numbers(model.named_parameters())
     check_forwards(model, "compact")
-    inputs = known_inputs(model, example_inputs)
+    inputs = check_inputs(model, example_inputs)
     container = find_container(model)
     with class_forwards(model):
         small, made = _compact(model, plan, inputs, certified=certified)
+    if not has_gates(model) and not made.narrowings and not made.branches:
+        logger.warning(
+            "nothing is cut from %s: of no channel, head or residual branch are all weights that "
+            "read it exactly zero (al.inspect lists what could go)",
+            type(model).__name__,
+        )
     if container is not None and container.budget:
         _warn_of_missed_budget(container.budget, made, inputs)
     return small
@@ -113,16 +129,17 @@ def _compact(
     """Return the compact model, and what was done."""
     modes = modes_of(model)
     with evaluating(model):
-        decision = decide(model, inputs)
-        made = write_plan(model, decision, plan.pay if plan else "parameters")
+        traced, decision = read_decision(model, inputs)
+        made = write_plan(traced, decision, plan.pay if plan else "parameters")
         if plan is not None and plan != made:
             parts = ("widths", "linear", "merges", "branches")
             names = [name for name in parts if getattr(plan, name) != getattr(made, name)]
             raise SurgeryError(
                 f"the plan does not fit the model: its {', '.join(names) or 'sizes'} are not what "
-                "the gates say now; make the plan anew with archlearn.plan(model)"
+                f"the {'gates say' if traced is model else 'weights say'} now; make the plan anew "
+                "with archlearn.plan"
             )
-        small = _make(model, decision, made, inputs, certified=certified)
+        small = _make((model, traced), decision, made, inputs, certified=certified)
     set_modes_(small, modes)
     return small, made
 
@@ -145,10 +162,19 @@ def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: Example
 
 
 def _make(
-    model: nn.Module, decision: Decision, plan: Plan, inputs: ExampleInputs, *, certified: bool
+    models: tuple[nn.Module, nn.Module],
+    decision: Decision,
+    plan: Plan,
+    inputs: ExampleInputs,
+    *,
+    certified: bool,
 ) -> nn.Module:
-    """Return the compact model with its `forward`, its certificate and its example."""
-    small, graphs, changed = apply_plan(model, decision, plan)
+    """Return the compact model with its `forward`, its certificate and its example.
+
+    It is made from the second model, and compared with the first.
+    """
+    model, traced = models
+    small, graphs, changed = apply_plan(traced, decision, plan)
     doubles = cast_(small, {name: tensor.dtype for name, tensor in tensors_of(model)})
     traces = decision.learnable.channel_graph.traces
     names = {name for name, _ in small.named_modules(remove_duplicate=False)}
@@ -187,6 +213,7 @@ def apply_plan(
         rewriter.run()
         rewriter.narrow_special(done)
     update_sizes_(small)
+    scale_rms_norms_(small, decision.growths)
     shift_biases_(small, shifts, plan.narrowings)
     graphs = [rewriter.graph for rewriter in rewriters]
     merged = apply_merges_(small, plan, decision.learnable, graphs)

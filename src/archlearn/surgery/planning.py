@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,9 @@ from archlearn.analysis.channel_labels import CONSTANT, FIXED, Labels, core
 from archlearn.analysis.cost_model import count_positions
 from archlearn.analysis.linear_ops import find_linear_ops
 from archlearn.costs import COSTS, Costs
-from archlearn.errors import InputError, SurgeryError
-from archlearn.gating.cost_counter import count_parameters, known_inputs
-from archlearn.gating.gate_container import CONTAINER, GateContainer, find_container, list_gated
-from archlearn.gating.selection import LearnableSites, select_tristates
+from archlearn.errors import InputError
+from archlearn.gating.cost_counter import count_parameters
 from archlearn.module_utils import (
-    check_numbers,
     computed_names,
     computes_weights,
     evaluating,
@@ -27,150 +24,26 @@ from archlearn.module_utils import (
     sharing_layers,
     weight_sources,
 )
-from archlearn.nn.functional import is_open, open_gates
-from archlearn.nn.tristate_activation import TriState, check_gate
+from archlearn.surgery.closed_channels import read_decision
+from archlearn.surgery.decision import Decision
 from archlearn.surgery.merging import PlannedSizes, count_apart, count_merged, plan_merges
 from archlearn.surgery.plan import Fold, Narrowing, Plan
 from archlearn.tracing.generated_forward import check_forwards, class_forwards, unwrap
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What the gates say.
-
-    Attributes:
-        dropped: Whether each channel goes, by its smallest atom.
-        linear: Sites that have become linear, but for those of closed branches.
-        closed: Residual branches that are left out.
-    """
-
-    learnable: LearnableSites
-    dropped: Tensor
-    linear: tuple[str, ...]
-    closed: tuple[str, ...] = ()
-
-    def gone_calls(self, place: int) -> set[str]:
-        """Return the calls of a graph that are gone with the closed branches."""
-        return self.learnable.removals.gone_calls(place, self.learnable.branch_places(self.closed))
-
-    def gone_tensors(self) -> set[str]:
-        """Return the parameters and buffers that are gone with the closed branches."""
-        return self.learnable.removals.gone_tensors(self.learnable.branch_places(self.closed))
-
-
-def has_gates(model: nn.Module) -> bool:
-    """Return whether a model has gates, ours or placed by hand."""
-    return any(isinstance(module, GateContainer | TriState) for module in model.modules())
-
-
-def check_gates(model: nn.Module) -> None:
-    """Raise if a model has no gates, or no numbers."""
-    if not has_gates(model):
-        raise InputError("the model has no gates; call add_gates on it first")
-    check_numbers(model.named_parameters())
-
-
-def decide(model: nn.Module, example_inputs: object = None) -> Decision:
-    """Read the gates of a model."""
-    check_gates(model)
-    container = find_container(model)
-    if container is None:
-        return _decide_by_hand(model, example_inputs)
-    if getattr(model, CONTAINER, None) is not container:
-        raise InputError(
-            f"the gates are in the submodule {list_gated(model)}; call plan, compact or "
-            "read_architecture on it"
-        )
-    widths = {name: gate.detach().cpu() for name, gate in container.width_gates().items()}
-    depths = {name: gate.detach().cpu() for name, gate in container.depth_gates().items()}
-    branches = {name: gate.detach().cpu() for name, gate in container.branch_gates().items()}
-    for name, gate in [*widths.items(), *depths.items(), *branches.items()]:
-        check_gate(name, gate)
-    container.check_standing()
-    channel_graph = container.channel_graph
-    pairs = zip(channel_graph.groups, widths.values(), strict=True)
-    dropped = container.find_dropped(open_gates(gate, group.least) < 0.5 for group, gate in pairs)
-    linear = tuple(site for site, gate in depths.items() if bool(is_open(gate)))
-    left_out = container.left_out()
-    closed = tuple(n for n, gate in branches.items() if n in left_out or not bool(is_open(gate)))
-    decision = Decision(container.learnable, dropped, linear, closed)
-    gone = decision.gone_calls(0)
-    gone_sites = {site.name for site in channel_graph.sites[0] if site.node in gone}
-    return replace(decision, linear=tuple(site for site in linear if site not in gone_sites))
-
-
-def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
-    by_hand = {n: m for n, m in model.named_modules() if isinstance(m, TriState)}
-    for name, site in by_hand.items():
-        for gate in (site.width, site.depth):
-            if gate is not None:
-                check_gate(name, gate)
-    learnable = select_tristates(model, known_inputs(model, example_inputs))
-    channel_graph = learnable.channel_graph
-    kept = torch.zeros(len(channel_graph.root), dtype=torch.bool, device="cpu")
-    closed = torch.zeros_like(kept)
-    closed_by: dict[int, str] = {}
-    for place, sites in enumerate(channel_graph.sites):
-        for site in sites:
-            module = by_hand.get(site.module)
-            channels = channel_graph.channels_of(place, site)
-            if module is None or module.width is None:
-                continue
-            opened = is_open(module.width).cpu()
-            if channels is None and not bool(opened.all()):
-                raise SurgeryError(
-                    f"{site.module!r} drops channels that cannot go: it wraps a "
-                    f"{type(module.activation).__name__}, which may mix them, or none of the "
-                    "model's layers makes them; wrap an activation that treats every element alike"
-                )
-            if channels is not None:
-                kept[channels[opened]] = True
-                closed[channels[~opened]] = True
-                closed_by |= {int(c): site.module for c in channels[~opened]}
-    _check_by_hand(channel_graph, kept, closed, closed_by)
-    linear = tuple(
-        site.name
-        for site in channel_graph.sites[0]
-        if site.module in by_hand
-        and (depth := by_hand[site.module].depth) is not None
-        and bool(is_open(depth))
-    )
-    return Decision(learnable, closed, linear)
-
-
-def _check_by_hand(
-    channel_graph: ChannelGraph, kept: Tensor, closed: Tensor, closed_by: dict[int, str]
-) -> None:
-    for channel in torch.nonzero(kept & closed).flatten().tolist():
-        raise SurgeryError(
-            f"gates placed by hand disagree: {closed_by[channel]!r} drops a channel that another "
-            "TriState keeps, and the two are tied; share one gate between them, or use add_gates"
-        )
-    learnable = torch.zeros_like(closed)
-    for group in channel_graph.groups:
-        learnable[group.channels] = True
-        if bool(closed[group.channels].all()):
-            raise SurgeryError(
-                f"all channels of {group.name!r} are dropped: the network is dead; open one"
-            )
-    for channel in torch.nonzero(closed & ~learnable).flatten().tolist():
-        reason = channel_graph.reasons.get(channel)
-        why = f"{reason.text}; {reason.fix}" if reason else "nothing narrows it"
-        raise SurgeryError(f"a channel that {closed_by[channel]!r} drops cannot go: {why}")
-
-
 @torch.inference_mode(False)
 def plan(model: nn.Module, example_inputs: object = None, *, pay: str = "parameters") -> Plan:
-    """Return what `compact` would do to a model with gates. The model is not changed.
+    """Return what `compact` would do to a model. The model is not changed.
 
     Args:
-        model: A model from `add_gates`, or one with `TriState` activations placed by hand.
-        example_inputs: Needed only where gates were placed by hand.
+        model: Any model, with gates or without.
+        example_inputs: Arguments for one call. A model from `add_gates` or `compact` knows its own.
         pay: What a merge must lower to be made: "parameters" or "multiply_adds".
 
     Raises:
         GateError: If a gate is not a number in [0, 1].
-        InputError: If the model has no gates, or `pay` is neither of the two.
+        InputError: If a model without gates is given without example inputs, or `pay` is neither
+            of the two.
         SurgeryError: If a gate placed by hand drops a channel that something still reads.
     """
     model = unwrap(model)
@@ -178,7 +51,7 @@ def plan(model: nn.Module, example_inputs: object = None, *, pay: str = "paramet
         raise InputError(f"pay is {pay!r}; say what a merge must lower: {' or '.join(COSTS)}")
     check_forwards(model, "plan")
     with class_forwards(model), evaluating(model):
-        return write_plan(model, decide(model, example_inputs), pay)
+        return write_plan(*read_decision(model, example_inputs), pay)
 
 
 def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
@@ -268,6 +141,9 @@ def _folds(model: nn.Module, decision: Decision) -> list[Fold]:
     gone_calls = [decision.gone_calls(place) for place in range(len(channel_graph.graphs))]
     for layer, channels, constant in find_constant_inputs(model, channel_graph, gone_calls):
         gone = dropped[channels] & constant
+        if bool(gone.any()):  # what no weight multiplies is nothing to fold
+            weight = find_tensor(model, f"{layer}.weight").detach()
+            gone &= (weight != 0).transpose(0, 1).flatten(1).any(1).cpu()
         if bool(gone.any()):
             found[layer] = Fold(layer, tuple(torch.nonzero(gone).flatten().tolist()))
     return list(found.values())

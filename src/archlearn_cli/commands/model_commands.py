@@ -140,7 +140,7 @@ def compact_command(
         cut_to_budget_(revived, asked, multiple_of)
     with writing(target):
         chosen = al.plan(revived.model, revived.example, pay=pay or own)
-        small = al.compact(revived.model, chosen)
+        small = al.compact(revived.model, plan=chosen)
         al.save(small, target)
     n_rows = len(revived.example)  # costs are said of one example, as everywhere
     before, after = (each.for_one_example(n_rows) for each in (revived.original, chosen.after))

@@ -177,7 +177,7 @@ def _compact(model: nn.Module, session: Session) -> tuple[nn.Module, list[str], 
     if not has_gates(model):
         return model, [], {"certificate": {}, "plan": ""}
     chosen = plan(model, session.example, pay=session.settings.strengths.pay)
-    small = compact(model, chosen)
+    small = compact(model, plan=chosen)
     certificate = asdict(small.certificate)  # pyright: ignore[reportArgumentType]
     merged = [site for merge in chosen.merges if merge.made for site in merge.sites]
     return small, merged, {"certificate": certificate, "plan": str(chosen)}

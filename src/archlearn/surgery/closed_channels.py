@@ -1,0 +1,124 @@
+"""Read off the weights of any network which channels and residual branches are closed."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.analysis.channel_graph import ChannelGraph
+from archlearn.errors import InputError
+from archlearn.gating.attach import check_net, check_rows, trace_copy
+from archlearn.gating.channel_slices import Slices
+from archlearn.gating.cost_counter import EXAMPLE, known_inputs
+from archlearn.gating.selection import LearnableSites
+from archlearn.gating.weight_groups import GateGroup, list_gate_groups
+from archlearn.module_utils import find_module, find_tensor
+from archlearn.nn.rms_norm_forms import read_rms_norm, scale_eps_, scale_weight_
+from archlearn.surgery.decision import Decision, decide, has_gates
+from archlearn.tracing.symbolic_trace import ExampleInputs
+
+
+def check_inputs(model: nn.Module, example_inputs: object) -> ExampleInputs:
+    """Return example inputs, those given or those that a model knows; a plain one knows none."""
+    if example_inputs is None and not has_gates(model) and not hasattr(model, EXAMPLE):
+        raise InputError(
+            f"{type(model).__name__} has no gates, so what is closed is read off its weights, and "
+            "for that it is followed through one call: give example_inputs, the arguments of one "
+            "call (a tensor, a tuple or a dict of keyword arguments); or call add_gates on it first"
+        )
+    return known_inputs(model, example_inputs)
+
+
+def read_decision(model: nn.Module, example_inputs: object = None) -> tuple[nn.Module, Decision]:
+    """Return what the gates of a model say, or its weights where it has none.
+
+    And the model that surgery starts from: one without gates is traced as a copy.
+    """
+    if has_gates(model):
+        return model, decide(model, example_inputs)
+    return read_closed(model, check_inputs(model, example_inputs))
+
+
+def read_closed(net: nn.Module, inputs: ExampleInputs) -> tuple[nn.Module, Decision]:
+    """Return a traced copy of a network without gates, and what its weights say is closed.
+
+    The eps of RMSNorms of the copy is that over the channels left; their weights are to grow.
+    """
+    check_net(net)
+    copied, learnable = trace_copy(net, check_rows(inputs), None, must_learn=False)
+    decision = _decide(copied, learnable)
+    if decision.growths:  # a trace holds the eps of norms that are written by hand
+        for name, growth in decision.growths.items():
+            module = find_module(copied, name)
+            form = read_rms_norm(module)
+            assert form is not None  # or its channels were open
+            scale_eps_(module, form, growth)
+        copied, learnable = trace_copy(copied, inputs, None, must_learn=False)
+        decision = _decide(copied, learnable)
+    return copied, decision
+
+
+def _decide(net: nn.Module, learnable: LearnableSites) -> Decision:
+    graph, groups = learnable.channel_graph, list_gate_groups(net, learnable)
+    is_closed = find_closed(net, groups)
+    n_width = len(graph.groups)
+    gone = [
+        _leave(is_closed[each.start : each.start + each.size], group.least)
+        for each, group in zip(groups, graph.groups, strict=False)
+    ]
+    dropped = graph.find_dropped(gone)
+    closed = tuple(each.name for each in groups[n_width:] if bool(is_closed[each.start]))
+    growths = _find_growths(graph, dropped, groups)
+    return Decision(learnable, dropped, (), closed, growths)
+
+
+def find_closed(net: nn.Module, groups: Iterable[GateGroup]) -> Tensor:
+    """Return of each gate whether all slices that it acts on are exactly zero."""
+    groups = tuple(groups)
+    n = sum(group.size for group in groups)
+    acts, is_open = torch.zeros(2, n, dtype=torch.bool, device="cpu")
+    for group in groups:
+        if all(read_rms_norm(find_module(net, name)) is not None for name in group.norms):
+            for each in group.readers:
+                here = each.gates >= 0
+                acts[each.gates[here]] = True
+                is_read = ~_are_zero(net, each).expand_as(each.gates)
+                is_open[each.gates[here & is_read]] = True
+    return acts & ~is_open
+
+
+def _are_zero(net: nn.Module, slices: Slices) -> Tensor:
+    is_zero = find_tensor(net, slices.parameter).detach() == 0
+    if slices.dim is None:
+        return is_zero.flatten().cpu()
+    return is_zero.movedim(slices.dim, 0).reshape(is_zero.shape[slices.dim], -1).all(1).cpu()
+
+
+def _leave(is_closed: Tensor, least: int) -> Tensor:
+    """Return which channels of a group go: some stay, even if nobody reads them."""
+    gone = is_closed.clone()
+    missing = least - int((~gone).sum())
+    if missing > 0:
+        gone[gone.nonzero().flatten()[:missing]] = False
+    return gone
+
+
+def _find_growths(
+    graph: ChannelGraph, dropped: Tensor, groups: Iterable[GateGroup]
+) -> dict[str, float]:
+    """Return n/m for each RMSNorm over n channels of which m are left."""
+    growths: dict[str, float] = {}
+    for name in dict.fromkeys(name for group in groups for name in group.norms):
+        ids = graph.dims.get((f"{name}.weight", 0))
+        if ids is not None and bool(dropped[ids].any()):
+            growths[name] = len(ids) / int((~dropped[ids]).sum())
+    return growths
+
+
+def scale_rms_norms_(net: nn.Module, growths: Mapping[str, float]) -> None:
+    """Let the weights of narrowed RMSNorms make up for the zeros that they no longer read."""
+    for name, growth in growths.items():
+        module = find_module(net, name)
+        form = read_rms_norm(module)
+        assert form is not None  # or its channels were open
+        scale_weight_(find_tensor(module, "weight"), form, growth**0.5)
