@@ -155,12 +155,19 @@ def test_compact_models_take_other_numbers_of_rows_and_tokens(name: str) -> None
             assert max(differences(small(**others), gated(**others))) < 1e-10
 
 
-def test_a_decoder_without_generate_is_told_to_give_a_mask() -> None:
-    config = hf.LlamaConfig(**SMALL, **TOKENS)
-    net = hf.LlamaForSequenceClassification(config).eval()
-    with pytest.raises(al.InputError, match="put an attention_mask into example_inputs"):
-        al.add_gates(net, {"input_ids": tokens()})
-    assert al.width_gates(al.add_gates(net, text()))
+@pytest.mark.parametrize("n_rows", [1, 2])
+@pytest.mark.parametrize("name", ["LlamaModel", "GPT2Model", "LlamaForSequenceClassification"])
+def test_a_decoder_without_generate_needs_no_mask_in_its_example(name: str, n_rows: int) -> None:
+    if name == "GPT2Model":
+        sizes = {"vocab_size": 60, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+        net = hf.GPT2Model(hf.GPT2Config(**sizes, **TOKENS)).eval()
+    else:
+        net = getattr(hf, name)(hf.LlamaConfig(**SMALL, **TOKENS)).eval()
+    gated = al.add_gates(net, {"input_ids": tokens(n_rows)})
+    assert al.width_gates(gated)
+    for others in (tokens(1), tokens(3, 5)):
+        found = differences(gated(input_ids=others), _without_cache(net)(input_ids=others))
+        assert max(found) < 1e-5
 
 
 def test_a_single_token_is_told_which_attention_takes_it() -> None:

@@ -217,11 +217,16 @@ def disable_caches_(net: nn.Module) -> None:
 def with_attention_mask(net: nn.Module, inputs: ExampleInputs) -> ExampleInputs:
     """Return the example of a language model with an attention mask that hides no token.
 
-    `generate` gives a mask or none, as it sees fit; without one and without a cache, `forward`
-    looks at the numbers of the positions to see where sequences begin.
+    `generate` gives a mask or none, as it sees fit; without one and without a cache, `forward` of a
+    decoder looks at the numbers of the positions to see where sequences begin.
     """
-    arguments = generation_arguments(net, inputs)
+    arguments = _token_arguments(net, inputs)
     if arguments is None or arguments.get("attention_mask", 0) is not None:
+        return inputs
+    is_decoder = getattr(
+        getattr(net, "config", None), "is_decoder", True
+    )  # BERT says that it is not
+    if not (_may_generate(net) or (is_decoder and "past_key_values" in arguments)):
         return inputs
     mask = torch.ones_like(arguments["input_ids"])
     return replace(inputs, kwargs={**inputs.kwargs, "attention_mask": mask})
@@ -232,10 +237,18 @@ def generation_arguments(net: nn.Module, inputs: ExampleInputs) -> dict[str, Any
 
     What the example leaves out is None.
     """
+    return _token_arguments(net, inputs) if _may_generate(net) else None
+
+
+def _may_generate(net: nn.Module) -> bool:
+    return getattr(net, "generation_config", None) is not None
+
+
+def _token_arguments(net: nn.Module, inputs: ExampleInputs) -> dict[str, Any] | None:
+    """Return all arguments of `forward` by name, or None if it is no model of rows of tokens."""
     parameters = python_inspect.signature(net.forward).parameters
     given = dict(zip(parameters, inputs.args, strict=False)) | inputs.kwargs
     tokens = given.get("input_ids")
-    may_generate = is_pretrained(net) and getattr(net, "generation_config", None) is not None
-    if not may_generate or not isinstance(tokens, Tensor) or tokens.dim() != 2:
+    if not is_pretrained(net) or not isinstance(tokens, Tensor) or tokens.dim() != 2:
         return None
     return dict.fromkeys(parameters) | given
