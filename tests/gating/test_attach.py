@@ -85,7 +85,7 @@ def test_names_of_parameters_are_unchanged_and_gates_are_added() -> None:
     net, gated = gate()
     names, old = set(gated.state_dict()), set(net.state_dict())
     assert old < names
-    gates = {"width.first", "width.second", "depth.first", "depth.second"}
+    gates = {"width.first", "width.second", "depth.first", "depth.second", "slope"}
     assert names - old == {f"archlearn_gates.{gate}" for gate in gates}
     shared = {id(p) for p in net.parameters()} & {id(p) for p in gated.parameters()}
     assert not shared

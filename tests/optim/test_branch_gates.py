@@ -174,7 +174,7 @@ def test_room_that_a_branch_left_is_filled_up_whole() -> None:
 
 
 def test_what_is_saved_together_is_what_is_saved_one_by_one() -> None:
-    """Of channels the gradient of the cost, of layers and branches the difference."""
+    """Of channels the gradient of the cost, of branches the difference."""
     model = al.add_gates(Net(1.0, 1.0, 1.0, 1.0), draw(0)[0])
     container = find_container(model)
     assert container is not None
@@ -194,7 +194,7 @@ def test_what_is_saved_together_is_what_is_saved_one_by_one() -> None:
             leaf = opened.clone().requires_grad_()
             meant += torch.autograd.grad(cost(leaf[None], state[None])[0, 1], leaf)
         assert torch.equal(found[: cost.n_width], torch.where(meant[0] > 0, *meant))
-        for place in range(n_others):
+        for place in range(cost.n_depth, n_others):
             both = gone.repeat(2, 1)
             both[:, place] = torch.tensor([0.0, 1.0])
             there, without = cost(opened.repeat(2, 1), both)[:, 1]
@@ -202,14 +202,14 @@ def test_what_is_saved_together_is_what_is_saved_one_by_one() -> None:
         assert not overshoots.any()
 
 
-def test_a_layer_that_is_linear_already_does_not_overshoot_the_budget() -> None:
+def test_a_branch_that_is_gone_already_does_not_overshoot_the_budget() -> None:
     """What is gone cannot take the network below its budget: it earned its place back so."""
-    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
-    model = al.add_gates(net, torch.zeros(2, 4))
+    model = al.add_gates(Net(1.0, 1.0), draw(0)[0])
     container = find_container(model)
     assert container is not None
     cost = CostFunction(model, container.learnable)
-    opened, gone = torch.ones(16, dtype=torch.float64), torch.tensor([1.0, 0.0]).double()
+    opened = torch.ones(cost.n_width, dtype=torch.float64)
+    gone = torch.tensor([*[0.0] * cost.n_depth, 1.0, 0.0], dtype=torch.float64)
     now = cost(opened[None], gone[None])[0]
     limits = torch.stack([now[0] + 1.0, now.new_tensor(torch.inf)])  # one parameter of room
     _, overshoots = find_savings(cost, opened, gone, limits)

@@ -95,7 +95,7 @@ def test_a_model_that_shrinks_learns_the_same_channels_of_each_head() -> None:
     runs: list[nn.Module] = []
     for shrinks in (False, True):
         model = add_gates(size=16)
-        schedule = al.GateSchedule(decisions=20, patience=2, memory=0.5)
+        schedule = al.GateSchedule(decisions=20, patience=2, memory=0.5, depth_power=0.0)
         gates = al.GateOptimizer(model, STEPS, budget={"parameters": "30%"}, schedule=schedule)
         weights = torch.optim.SGD(al.weights(model), lr=0.1)
         for step in range(STEPS):

@@ -29,7 +29,7 @@ from archlearn_cli.training.run_setup import (
 from tests.run_files import COMPACT, METRICS, read_lines
 
 ASKED = {"model": "mlp:40-30", "data": "digits", "epochs": 8, "limit": 800, "batch_size": 50,
-         "accelerator": "cpu", "threads": 1, "report": False}  # fmt: skip
+         "accelerator": "cpu", "threads": 1, "report": False, "learn": "width"}  # fmt: skip
 
 
 class Impatient(SilentCallback):

@@ -18,7 +18,7 @@ from tests.training.test_run import Impatient
 
 ASKED = {
     "model": "mlp:40-30", "data": "digits", "epochs": 10, "batch_size": 60, "limit": 600,
-    "accelerator": "cpu", "threads": 1, "report": False, "precision": "64-true",
+    "accelerator": "cpu", "learn": "width", "threads": 1, "report": False, "precision": "64-true",
     "checkpoint_seconds": 1e9, "budget": ("multiply_adds=30%",),
     "gate_schedule": ("patience=5",),
 }  # fmt: skip

@@ -1,11 +1,12 @@
 """Pairs of layers that could merge into one if the activation between them is linear."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
 
+from archlearn.analysis.channel_labels import Labels
 from archlearn.analysis.gate_sites import Site
 from archlearn.analysis.linear_ops import (
     is_called_again,
@@ -62,6 +63,34 @@ def find_pair(
         norms=tuple(str(n.target) for n in norms),
         nodes=((*(n.name for n in between), second.name),),
     )
+
+
+def is_bypassed(graph: fx.Graph, values: Mapping[str, Any], call: str) -> bool:
+    """Return whether a tensor goes around a call: a residual sum, a concatenation, a product.
+
+    It is computed from what the call is computed from, and meets what is computed from the call.
+    `values` are what the calls return: labels of tensors, or sizes, which carry no features.
+    """
+    node = next(n for n in graph.nodes if n.name == call)
+    tensors = {n for n in graph.nodes if isinstance(values.get(n.name), Labels)}
+    inputs = [n for n in tensors if n.op == "placeholder"]
+    computed = _closure(inputs, lambda n: n.users, tensors)
+    before = _closure([node], lambda n: n.all_input_nodes, computed)
+    behind = _closure([node], lambda n: n.users, tensors)
+    around = _closure(before - {node}, lambda n: n.users, tensors - {node})
+    return not around.isdisjoint(behind)
+
+
+def _closure(
+    start: Iterable[fx.Node], step: Callable[[fx.Node], Iterable[fx.Node]], among: set[fx.Node]
+) -> set[fx.Node]:
+    waiting, seen = list(start), set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        if node in among and node not in seen:
+            seen.add(node)
+            waiting.extend(step(node))
+    return seen
 
 
 def join_pairs(

@@ -19,6 +19,8 @@ CONTAINER = "archlearn_gates"
 LEFT_OUT, STANDING = "branches left out", "gates standing still"
 """Of the buffers in `kept`; no layer has such names. Numbers, for averaged copies subtract them."""
 BRANCH_START = 0.55
+LINEAR = 2.0
+"""The slope of a layer that is linear: above 1, so that copies that average buffers have 1 soon."""
 
 
 class GateContainer(nn.Module):
@@ -52,6 +54,7 @@ class GateContainer(nn.Module):
     rows: Tensor
     pairs: Tensor
     group_of_gate: Tensor
+    slope: Tensor
     standing: frozenset[int] = frozenset()
 
     def __init__(
@@ -94,6 +97,10 @@ class GateContainer(nn.Module):
             [len(group.channels) for group in groups], dtype=torch.long, device="cpu"
         )
         self.n_width, self.n_depth = int(sizes.sum()), len(learnable.mergeable)
+        if self.n_depth:
+            self.register_buffer(
+                "slope", torch.full((self.n_depth,), LINEAR, dtype=torch.float64, device="cpu")
+            )
         self._kept: dict[str, Tensor] = {}
         self.kept_prices: Any = None
         self.budget: dict[str, float] | None = None
@@ -168,7 +175,15 @@ class GateContainer(nn.Module):
 
     def forward(self) -> tuple[Tensor, ...]:
         """Return the gates as they act, in the order of `gates`."""
-        return binarised_gates(self.gates(), self.rows, self.pairs, self._least)
+        return self._slope(binarised_gates(self.gates(), self.rows, self.pairs, self._least))
+
+    def _slope(self, acting: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return acting gates with those of depth as open as the slope of their layers."""
+        if not self.n_depth:
+            return acting
+        start, end = len(self._width_keys), len(self._width_keys) + self.n_depth
+        depths = torch.stack(acting[start:end]) * self.slope.clamp(max=1.0)
+        return (*acting[:start], *depths.unbind(), *acting[end:])
 
     def gates(self) -> list[Tensor]:
         """Return the width gates by group, then the depth gates by site, then the branch gates.
@@ -403,6 +418,10 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
     saved = {key.removeprefix(front): state[key] for key in state if key.startswith(front)}
     if saved:
         _check_places(container, saved)
+        if container.n_depth:  # older ones have no slope
+            state.setdefault(
+                f"{front}slope", torch.full((container.n_depth,), LINEAR, device="cpu")
+            )
         for name, probe in container.probes().items():  # older ones have no orders
             first = torch.arange(probe.shape[1], device="cpu").repeat(len(probe), 1)
             state.setdefault(f"{front}order.{gate_key(name)}", first)

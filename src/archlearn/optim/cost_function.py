@@ -280,16 +280,22 @@ class CostFunction:
         Of each group `least_widths` stay open: one, or two where a norm reads them. Layers and
         branches that are `held` stay, too.
         """
+        opened, gone = self.least_state(least_widths, held)
+        whole = torch.ones_like(opened), torch.zeros_like(gone)
+        start, least = self(torch.stack([whole[0], opened]), torch.stack([whole[1], gone]))
+        return name_costs(start), name_costs(least)
+
+    def least_state(
+        self, least_widths: Tensor | None = None, held: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return which gates the smallest network has open, and which layers are gone then."""
         sizes = self.group.bincount()
         if least_widths is None:
             least_widths = self._least
         place = torch.arange(len(self.group), device="cpu") - (sizes.cumsum(0) - sizes)[self.group]
-        opened = torch.stack([place >= 0, place < least_widths.cpu()[self.group]]).double()
         n_others = self.n_depth + self.n_branches
         goes = torch.ones(n_others, device="cpu") if held is None else ~held.cpu()
-        gone = torch.stack([torch.zeros(n_others, device="cpu"), goes]).double()
-        start, least = self(opened, gone)
-        return name_costs(start), name_costs(least)
+        return (place < least_widths.cpu()[self.group]).double(), goes.double()
 
     def _tables_on(self, device: torch.device) -> dict[str, Tensor]:
         if device not in self._tables:

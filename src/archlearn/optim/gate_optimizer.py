@@ -8,10 +8,12 @@ what the network costs to what was asked for. `docs/how-gates-learn.md` has the 
 references and the ablation.
 """
 
+import itertools
 import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -21,10 +23,11 @@ from torch import Tensor, nn
 from archlearn.costs import COSTS, LATENCY, unit_of
 from archlearn.errors import InputError, check_kind
 from archlearn.gating.attach import let_stand_
-from archlearn.gating.gate_container import CONTAINER, STANDING, GateContainer
+from archlearn.gating.gate_container import CONTAINER, LINEAR, STANDING, GateContainer
 from archlearn.nn.functional import THRESHOLD, join_gates, open_flat, split_gates
 from archlearn.optim.cost_function import CostFunction, flip_each, name_costs
 from archlearn.optim.data_parallel import renew_wrappers_
+from archlearn.optim.depth_path import PATH, SLOPE, Merge, choose_layers, plan_merges, slope_at
 from archlearn.optim.gate_limits import (
     Budget,
     check_arguments,
@@ -176,6 +179,8 @@ class GateOptimizer(torch.optim.Optimizer):
         self._closable: list[Tensor] = [*gates[:n_groups], *self._branches]
         self._set_limits(budget)
         self._set_times(total_steps, every)
+        self.param_groups[0]["merges"] = self._plan_merges()
+        self._slopes: dict[int, float] = {}
         self._may_pay, self._shrinks = False, True
         self._written = self._start[:0]
         self._has_warned = False
@@ -195,6 +200,31 @@ class GateOptimizer(torch.optim.Optimizer):
         interval = max(1, (self._end - self._begin) // window.decisions)
         self._interval = math.ceil(interval / every) * every
         self._look_interval = max(self._interval, (self._end - self._begin) // _LOOKS)
+        self._every = every
+
+    def _plan_merges(self) -> list[Merge]:
+        """Return which layers become linear under the budget, and from which step on."""
+        n_depth, device = self._cost.n_depth, torch.device("cpu")
+        if not n_depth or self._width_cost is not None:
+            return []
+        opened, gone = (state.to(device) for state in self._state())
+        lowest, closed = self._cost.least_state(self._least, self._protected)
+
+        def cost_with(widths: Tensor, branches: Tensor, linear: Tensor) -> Tensor:
+            others = branches.expand(len(linear), -1)
+            return self._cost(widths.expand(len(linear), -1), torch.cat([linear, others], 1))
+
+        choice = choose_layers(self._learnable, self._protected, self.schedule.depth_power)
+        linear, branches = gone.tensor_split([n_depth])
+        merges = plan_merges(
+            partial(cost_with, opened, branches),
+            partial(cost_with, lowest, closed[n_depth:]),
+            linear,
+            self._limits.to(device),
+            choice,
+        )
+        path = PATH * (self._end - self._begin)
+        return [each._replace(begin=round(self._begin + path * each.begin)) for each in merges]
 
     @property
     def latency(self) -> LatencyTable | None:
@@ -231,7 +261,7 @@ class GateOptimizer(torch.optim.Optimizer):
         self._inside = find_inside(learnable, inner)
         is_coarse = channel_graph.coarse_groups()[self._cost.group]
         self._is_large = torch.cat([is_coarse, torch.ones_like(gone, dtype=torch.bool)])
-        self._has_large = bool(self._is_large.any())
+        self._has_large = bool(is_coarse.any()) or self._cost.n_branches > 0
         self._neuron_counts = NeuronCounts(learnable)
         groups = {group.name: place for place, group in enumerate(channel_graph.groups)}
         counts = [(place, gate.numel()) for place, gate in enumerate(self._container.gates())]
@@ -323,6 +353,7 @@ class GateOptimizer(torch.optim.Optimizer):
             note_growth_(self._branches, self.state, self._weight_seen(), may_judge=may_judge)
         if group["frozen"] or group["step"] < self._begin:
             return
+        self._make_linear_(last=False)
         if group["step"] // self._look_interval > before // self._look_interval:
             self._may_pay = True
         if group["step"] >= self._end:
@@ -340,6 +371,7 @@ class GateOptimizer(torch.optim.Optimizer):
         own values say which channels go.
         """
         if not self.param_groups[0]["frozen"]:
+            self._make_linear_(last=True)
             self._decide_(last=True)
             for _ in range(_LAST_CHECKS if self._latency_check else 0):
                 off = self._time_network()
@@ -349,6 +381,29 @@ class GateOptimizer(torch.optim.Optimizer):
                 self._decide_(last=True)
             self.param_groups[0]["frozen"] = True
             self._may_pay = True
+
+    def _make_linear_(self, *, last: bool) -> None:
+        """Let layers be as linear as the depth path says by now.
+
+        At the last decision those are linear whose turn has come, and those without which the
+        budget cannot be met.
+        """
+        group, slopes = self.param_groups[0], dict[int, float]()
+        step = group["step"] - group["step"] % self._every
+        duration = max(1, round(SLOPE * (self._end - self._begin)))
+        for merge in itertools.starmap(Merge, group["merges"]):
+            if merge.begin <= step or (last and merge.is_needed):
+                slope = slope_at(step, merge.begin, duration)
+                slopes[merge.place] = LINEAR if last or slope == 1.0 else slope
+        if slopes == self._slopes:
+            return
+        self._slopes = slopes
+        every = [slopes.get(place, LINEAR) for place in range(self._cost.n_depth)]
+        self._container.slope.copy_(torch.tensor(every, dtype=torch.float64, device="cpu"))
+        gates = [*self._container.depth_gates().values()]
+        for place in slopes:
+            gates[place].fill_(1.0)
+        self._remember()
 
     @torch.no_grad()
     def closed_for_good(self) -> dict[str, Tensor]:
@@ -511,6 +566,7 @@ class GateOptimizer(torch.optim.Optimizer):
             self._take_costs()
             self._set_limits(self._budget)
         self._begin_with(start)
+        self._slopes = {}
         if self._stood is not None and self.param_groups[0]["frozen"]:  # woken for nothing
             let_stand_(self._owner, self._container, self._stood)
             renew_wrappers_(self._owner)
@@ -529,11 +585,12 @@ class GateOptimizer(torch.optim.Optimizer):
         earned[n_width:] /= torch.where(gone > 0, schedule.stay_linear, 1.0)
         if self._width_cost is None:
             prices, overshoots = find_savings(cost, opened, gone, self._limits)
-            earned[n_width:] *= torch.where(overshoots, LAST_RESORT, 1.0)
+            earned[n_width + cost.n_depth :] *= torch.where(overshoots, LAST_RESORT, 1.0)
             prices = torch.where(prices > 0, self._weigh_prices(prices, opened, gone), prices)
         else:
             prices = self._neurons(opened, gone)
-        depths = torch.zeros_like(gone[: cost.n_depth], dtype=torch.bool)
+        # Under a budget the depth path decides which layers are linear.
+        depths = (gone[: cost.n_depth] > 0) & (self._width_cost is None)
         for_good = torch.cat([widths, depths, branches])
         held = self._find_held(last=last) & ~for_good[n_width:]
         for_good |= earned.isneginf()
@@ -653,13 +710,13 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _earned(self) -> Tensor:
         """Return what each gate earns; in units of the loss where there is a price."""
-        n_branches, units = self._cost.n_branches, self._units[: self._cost.n_depth]
+        others = self._cost.n_depth, self._cost.n_branches
         means = {gate: self.state[gate].get("mean") for gate in self._gates}
         for name, probe in self._container.probes().items():
             if "mean" in self.state[probe]:  # of single channels, which may have been sorted anew
                 gate = self._container.width_gates()[name]
                 means[gate] = self.state[probe]["mean"].sum(0)
-        earned = estimate_earnings(means, self.schedule, units, n_branches)
+        earned = estimate_earnings(means, self.schedule, *others)
         if self._width_cost is None:
             return earned
         earned /= self._weight_seen()

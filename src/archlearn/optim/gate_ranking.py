@@ -1,10 +1,10 @@
 """Rank gates by what they earn for what they cost, and close as many as the budget asks for.
 
 What a channel earns is the mean square of its gate's gradient, and what it costs is what the
-network would save without it. Channels and layers stand in one line by what they earn for what
-they cost, and go from its end. A residual branch goes as a whole: by what its own gate earns, or
-where the last channel inside would go. Everything here runs on the device, and reads nothing back
-but whether there is room to use.
+network would save without it. Channels stand in one line by what they earn for what they cost, and
+go from its end; so do layers where a price says what may stay. A residual branch goes as a whole:
+by what its own gate earns, or where the last channel inside would go. Everything here runs on the
+device, and reads nothing back but whether there is room to use.
 """
 
 import math
@@ -90,12 +90,13 @@ class Holds:
 def find_savings(
     cost: CostFunction, opened: Tensor, gone: Tensor, limits: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what the network would save without each channel, layer and branch.
+    """Return what the network would save without each channel, layer (0) and branch.
 
-    And which layers and branches would take the network below its budget by going; what is gone
-    already does not. A channel inside a closed branch costs what it would if the branch were open.
+    And which branches would take the network below its budget by going; one that is gone already
+    does not. A channel inside a closed branch costs what it would if the branch were open.
     """
-    states = torch.cat([gone[None], gone[None], flip_each(gone)])
+    is_gone = gone[cost.n_depth :]
+    states = torch.cat([gone[None], gone[None], flip_each(gone)[cost.n_depth :]])
     states[1:2, cost.n_depth :] = 0.0
     with torch.enable_grad():
         leaf = opened.repeat(len(states), 1).requires_grad_()
@@ -104,11 +105,12 @@ def find_savings(
         (savings,) = torch.autograd.grad((costs[:2] @ weights).sum(), leaf)
     savings = torch.where(savings[0] > 0, savings[0], savings[1])
     now, _, flipped = costs.detach().tensor_split([1, 2])
-    is_there = gone[:, None] == 0
+    is_there = is_gone[:, None] == 0
     without = torch.where(is_there, flipped, now)
-    overshoots = ((without < limits) | limits.isinf()).all(1) & (gone == 0)
+    overshoots = ((without < limits) | limits.isinf()).all(1) & (is_gone == 0)
     there = torch.where(is_there, now, flipped)
-    return torch.cat([savings, (there - without).mv(weights)]), overshoots
+    layers = torch.zeros_like(gone[: cost.n_depth])
+    return torch.cat([savings, layers, (there - without).mv(weights)]), overshoots
 
 
 def _weigh_costs(present: Tensor, limits: Tensor) -> Tensor:

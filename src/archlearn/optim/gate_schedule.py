@@ -21,7 +21,11 @@ class GateSchedule:
         decisions: How often gates decide in between.
         memory: The decay of the mean square of gradients, by step.
         stay: How many times more a closed channel must earn than an open one to take its place.
-        stay_linear: The same for a layer that has become linear, or a branch that is closed.
+        stay_linear: The same for a branch that is closed and, with a `width_cost`, for a layer that
+            has become linear.
+        depth_power: How far plain layers merge under a budget: until halfway between `begin` and
+            `end` the cost falls to start * (budget / start) ** depth_power. With 0 none does that
+            need not.
         branch_discount: What a branch's earnings are divided by; above 1 whole blocks go sooner, so
             that networks of the same cost become shallower, and faster, instead of narrower.
         patience: After how many decisions in a row a closed channel is closed for good.
@@ -43,6 +47,7 @@ class GateSchedule:
     memory: float = 0.995
     stay: float = 1.2
     stay_linear: float = 4.0
+    depth_power: float = 0.5
     branch_discount: float = 1.0
     patience: int = 20
     cuts: int = 5
@@ -53,6 +58,8 @@ class GateSchedule:
     def __post_init__(self) -> None:
         if self.signal not in ("square", "size", "signed"):
             raise InputError(f"signal is {self.signal!r}; choose square, size or signed")
+        if not lies_in(self.depth_power, 0, 1):
+            raise InputError(f"depth_power is {self.depth_power!r}; give a power from 0 to 1")
         are_parts = lies_in(self.begin, 0, 1) and lies_in(self.end, 0, 1)
         if not are_parts or self.begin >= self.end:
             raise InputError(

@@ -60,25 +60,17 @@ def observe_(gates: list[Tensor], state: State, schedule: GateSchedule, rates: A
 
 
 def estimate_earnings(
-    means: Mapping[Tensor, Tensor | None], schedule: GateSchedule, units: Tensor, n_branches: int
+    means: Mapping[Tensor, Tensor | None], schedule: GateSchedule, n_depth: int, n_branches: int
 ) -> Tensor:
-    """Return what each gate earns: widths, then depths, then branches, in the order of `means`.
-
-    A depth gate's gradient is a sum over the units of its layer, whose signs are at random:
-    their number (its root, where sizes are counted) makes up for what cancels.
-    """
-    n_others = len(units) + n_branches
-    depths = range(len(means) - n_others, len(means) - n_branches)
+    """Return what each gate earns: widths, then depths, then branches, in the order of `means`."""
+    depths = range(len(means) - n_depth - n_branches, len(means) - n_branches)
     if any(mean is not None for mean in means.values()):
         values = [torch.zeros_like(g) if mean is None else mean for g, mean in means.items()]
     else:  # nothing was observed: gates speak for themselves
         values = [1 - g.detach() if i in depths else g.detach() for i, g in enumerate(means)]
     earned = join_gates(values).double()
-    n_width = len(earned) - n_others
-    is_square = schedule.signal == "square"
-    earned[n_width : n_width + len(units)] *= units if is_square else units.sqrt()
     discount = schedule.branch_discount
-    earned[n_width + len(units) :] /= discount if is_square else discount**0.5
+    earned[len(earned) - n_branches :] /= discount if schedule.signal == "square" else discount**0.5
     return earned
 
 

@@ -356,6 +356,8 @@ def _copy_gates_(
             old = find(container)[name]
             gate.copy_(old)
             gate.requires_grad_(old.requires_grad)
+    if fresh.n_depth:
+        fresh.slope.copy_(container.slope)
     for name, probe in fresh.probes().items():
         probe.requires_grad_(container.probes()[name].requires_grad)
         if places is None:

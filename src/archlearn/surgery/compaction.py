@@ -26,7 +26,7 @@ from archlearn.module_utils import (
     tensors_of,
 )
 from archlearn.surgery.closed_channels import check_inputs, read_decision, scale_rms_norms_
-from archlearn.surgery.decision import Decision, has_gates
+from archlearn.surgery.decision import Decision, check_slopes, has_gates
 from archlearn.surgery.graph_rewriter import Rewriter
 from archlearn.surgery.narrowing import (
     apply_merges_,
@@ -130,6 +130,7 @@ def _compact(
     modes = modes_of(model)
     with evaluating(model):
         traced, decision = read_decision(model, inputs)
+        check_slopes(model, decision.linear)
         made = write_plan(traced, decision, plan.pay if plan else "parameters")
         if plan is not None and plan != made:
             parts = ("widths", "linear", "merges", "branches")

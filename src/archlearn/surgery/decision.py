@@ -54,6 +54,21 @@ def check_gates(model: nn.Module) -> None:
     check_numbers(model.named_parameters())
 
 
+def check_slopes(model: nn.Module, linear: tuple[str, ...]) -> None:
+    """Raise if a layer is only on its way to be linear: no plain layer computes that."""
+    container = find_container(model)
+    if container is None or not container.n_depth:
+        return
+    slopes = dict(zip(container.depth_gates(), container.slope.tolist(), strict=True))
+    for name in linear:
+        if slopes[name] < 1.0:
+            raise SurgeryError(
+                f"cannot compact while {name!r} becomes linear: {slopes[name]:.0%} of its "
+                "activation is, and no plain layer computes that; train on until it is done, or "
+                "call gates.finish() first to end learning now"
+            )
+
+
 def decide(model: nn.Module, example_inputs: object = None) -> Decision:
     """Read the gates of a model."""
     check_gates(model)
