@@ -1,6 +1,6 @@
 """How fast compact networks are beside the original, on the CPU and on a GPU, and what went.
 
-    python -m benchmarks.depth_speed resnet56 RUN_FOLDER... --page results/depth.md
+    python -m benchmarks.depth_speed resnet56 RUN_FOLDER... --page results/depth-speed.md
 
 A run folder is one of `python -m benchmarks.learning depth`. Times are medians of repeated forward
 passes, one after the other for each network in turn, so that all meet the same conditions. On a GPU
