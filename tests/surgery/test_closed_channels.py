@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import archlearn as al
 from archlearn.gating.weight_groups import GateGroup, find_gate_groups
@@ -235,6 +236,76 @@ def test_a_network_that_group_lasso_has_thinned_out_becomes_small(
     assert n_parameters(small) < 0.5 * n_parameters(net)
     assert small.certificate.difference_float64 < 1e-8
     assert accuracy(small, x[1500:], y[1500:]) == accuracy(net, x[1500:], y[1500:]) > 0.8
+
+
+def train_(net: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(x)).split(50):
+            optimizer.zero_grad()
+            F.cross_entropy(net(x[batch]), y[batch]).backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("is_permanent", [True, False], ids=["permanent", "masked"])
+def test_rows_that_structured_pruning_has_masked_are_cut_and_their_biases_folded(
+    digits: tuple[Tensor, Tensor], is_permanent: bool
+) -> None:
+    torch.manual_seed(0)
+    x, y = digits
+    net = LeNet()
+    train_(net, x[:1500], y[:1500], 2)
+    for layer in (net.conv1, net.conv2, net.fc1):
+        prune.ln_structured(layer, "weight", amount=0.5, n=2, dim=0)
+    train_(net, x[:1500], y[:1500], 1)
+    if is_permanent:
+        for layer in (net.conv1, net.conv2, net.fc1):
+            prune.remove(layer, "weight")
+    small = al.compact(net, x[:8])
+    assert widths(small) == [6, 12, 24, 10]
+    assert small.certificate.difference_float64 < 1e-8
+    assert accuracy(small, x[1500:], y[1500:]) == accuracy(net, x[1500:], y[1500:]) > 0.85
+
+
+def test_a_constant_in_front_of_zero_padding_stays_unless_it_is_zero() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 2, 3, padding=1))
+    zero_(net[0].weight, 0, (0, 1, 2))
+    with torch.no_grad():
+        net[0].bias[:3] = torch.tensor([0.5, -0.5, 0.0])
+    small = al.compact(net, torch.randn(3, 1, 7, 7))
+    assert widths(small) == [4, 2]
+
+
+def test_a_constant_moves_into_a_bias_that_was_not_there() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(4, 6), nn.Sigmoid(), nn.BatchNorm1d(6), nn.Linear(6, 2, bias=False)
+    )
+    zero_(net[0].weight, 0, (0, 1, 2))
+    small = al.compact(net.eval(), X)
+    assert widths(small) == [3, 2]
+    assert small[3].bias is not None
+    torch.testing.assert_close(small(X), net(X))
+
+
+def test_rows_of_zeros_that_are_added_to_others_stay() -> None:
+    """The control: a constant is one only where nothing else is added to it."""
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.head = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(F.relu(self.one(x) + self.two(x)))
+
+    net = Sum()
+    zero_(net.one.weight, 0, (0, 1, 2))
+    assert widths(al.compact(net, X)) == [6, 6, 2]
+    zero_(net.two.weight, 0, (0, 1))
+    assert widths(al.compact(net, X)) == [4, 4, 2]
 
 
 @torch.no_grad()

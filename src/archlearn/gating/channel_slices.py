@@ -55,6 +55,11 @@ _SIGNS = ("neg", "abs", "square")
 _LEAVING_OUT = (
     *_MOVING, reshape.attribute, reshape.number, el.like, el.new, el.create, opaque,
 )  # fmt: skip
+# What makes a constant of a constant in each channel.
+_ELEMENTWISE = (
+    *_MOVING[:5], *_MOVING[7:8], el.keep, el.unary, el.activate, el.total, el.product, el.mixed,
+    norm.within_channel, pooling.pool, pooling.resize, pooling.mean,
+)  # fmt: skip
 _PRODUCTS = (products.matmul, products.einsum, products.attention)
 _NORMS = (norm.within_channel, norm.across_channels, norm.group_norm)
 
@@ -285,6 +290,18 @@ class GraphReader:
             zero.add(node)
         return made
 
+    def rows_behind(self, node: fx.Node, group: int) -> list[Slices]:
+        """Return rows of weights that, once zero, make a group's channels constant in a tensor."""
+        rule = self.rules.get(node)
+        factors = [n for n in node.all_input_nodes if group in self.carried[n]]
+        if rule is linear:
+            op = self.ops[node]
+            rows = self._rows(node, group, self._atoms(node))
+            return [each for each in rows if op is None or each.parameter != op.bias]
+        if rule not in _ELEMENTWISE or len(factors) < len(node.all_input_nodes):
+            raise NoSlicesError(f"{_describe(node)} adds something else to it")
+        return [each for n in factors for each in self.rows_behind(n, group)]
+
     def _is_all_among(self, node: fx.Node, group: int, atoms: Tensor) -> bool:
         """Return whether a tensor has no atoms of a group beside these: keys beside queries."""
         own = self._atoms(node)
@@ -380,3 +397,11 @@ def _option(net: nn.Module, node: fx.Node, position: int, name: str) -> object:
 
 def _describe(node: fx.Node) -> str:
     return describe_call(node) if node.op.startswith("call") else f"{str(node.target)!r}"
+
+
+def are_zero(net: nn.Module, slices: Slices) -> Tensor:
+    """Return which slices are exactly zero now."""
+    is_zero = find_tensor(net, slices.parameter).detach() == 0
+    if slices.dim is None:
+        return is_zero.flatten().cpu()
+    return is_zero.movedim(slices.dim, 0).reshape(is_zero.shape[slices.dim], -1).all(1).cpu()

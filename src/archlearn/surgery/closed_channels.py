@@ -8,13 +8,15 @@ from torch import Tensor, nn
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.errors import InputError
 from archlearn.gating.attach import check_net, check_rows, trace_copy
-from archlearn.gating.channel_slices import Slices
+from archlearn.gating.channel_slices import are_zero
 from archlearn.gating.cost_counter import EXAMPLE, known_inputs
 from archlearn.gating.selection import LearnableSites
 from archlearn.gating.weight_groups import GateGroup, list_gate_groups
 from archlearn.module_utils import find_module, find_tensor
 from archlearn.nn.rms_norm_forms import read_rms_norm, scale_eps_, scale_weight_
+from archlearn.surgery.constant_channels import find_constant_columns
 from archlearn.surgery.decision import Decision, decide, has_gates
+from archlearn.surgery.plan import Fold
 from archlearn.tracing.symbolic_trace import ExampleInputs
 
 
@@ -60,7 +62,8 @@ def read_closed(net: nn.Module, inputs: ExampleInputs) -> tuple[nn.Module, Decis
 
 def _decide(net: nn.Module, learnable: LearnableSites) -> Decision:
     graph, groups = learnable.channel_graph, list_gate_groups(net, learnable)
-    is_closed = find_closed(net, groups)
+    constants = find_constant_columns(net, graph, graph.inputs)
+    is_closed = find_closed(net, groups, {f"{k}.weight": c.can_go for k, c in constants.items()})
     n_width = len(graph.groups)
     gone = [
         _leave(is_closed[each.start : each.start + each.size], group.least)
@@ -68,13 +71,24 @@ def _decide(net: nn.Module, learnable: LearnableSites) -> Decision:
     ]
     dropped = graph.find_dropped(gone)
     closed = tuple(each.name for each in groups[n_width:] if bool(is_closed[each.start]))
+    gone = {layer: c.into_bias & dropped[c.channels] for layer, c in constants.items()}
+    folds = tuple(
+        Fold(layer, tuple(columns.nonzero().flatten().tolist()))
+        for layer, columns in gone.items()
+        if bool(columns.any())
+    )
     growths = _find_growths(graph, dropped, groups)
-    return Decision(learnable, dropped, (), closed, growths)
+    return Decision(learnable, dropped, (), closed, growths, folds)
 
 
-def find_closed(net: nn.Module, groups: Iterable[GateGroup]) -> Tensor:
-    """Return of each gate whether all slices that it acts on are exactly zero."""
-    groups = tuple(groups)
+def find_closed(
+    net: nn.Module, groups: Iterable[GateGroup], constants: Mapping[str, Tensor] | None = None
+) -> Tensor:
+    """Return of each gate whether all slices that it acts on are exactly zero.
+
+    Columns of `constants`, flags by the names of weights, count as zero: what they read is none.
+    """
+    groups, constants = tuple(groups), constants or {}
     n = sum(group.size for group in groups)
     acts, is_open = torch.zeros(2, n, dtype=torch.bool, device="cpu")
     for group in groups:
@@ -82,16 +96,11 @@ def find_closed(net: nn.Module, groups: Iterable[GateGroup]) -> Tensor:
             for each in group.readers:
                 here = each.gates >= 0
                 acts[each.gates[here]] = True
-                is_read = ~_are_zero(net, each).expand_as(each.gates)
+                is_read = ~are_zero(net, each)
+                if each.parameter in constants and each.dim == 1:
+                    is_read &= ~constants[each.parameter]
                 is_open[each.gates[here & is_read]] = True
     return acts & ~is_open
-
-
-def _are_zero(net: nn.Module, slices: Slices) -> Tensor:
-    is_zero = find_tensor(net, slices.parameter).detach() == 0
-    if slices.dim is None:
-        return is_zero.flatten().cpu()
-    return is_zero.movedim(slices.dim, 0).reshape(is_zero.shape[slices.dim], -1).all(1).cpu()
 
 
 def _leave(is_closed: Tensor, least: int) -> Tensor:

@@ -14,6 +14,7 @@ from archlearn.gating.selection import LearnableSites, select_tristates
 from archlearn.module_utils import check_numbers
 from archlearn.nn.functional import is_open, open_gates
 from archlearn.nn.tristate_activation import TriState, check_gate
+from archlearn.surgery.plan import Fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Decision:
         linear: Sites that have become linear, but for those of closed branches.
         closed: Residual branches that are left out.
         growths: By how much there were more channels in RMSNorms that read zeros in those that go.
+        folds: Constants that move into a bias; None where they follow from gates.
     """
 
     learnable: LearnableSites
@@ -32,6 +34,7 @@ class Decision:
     linear: tuple[str, ...]
     closed: tuple[str, ...] = ()
     growths: Mapping[str, float] = field(default_factory=dict[str, float])
+    folds: tuple[Fold, ...] | None = None
 
     def gone_calls(self, place: int) -> set[str]:
         """Return the calls of a graph that are gone with the closed branches."""

@@ -60,7 +60,7 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
     gone = decision.gone_tensors()
     narrowings = tuple(n for n in _narrowings(channel_graph, dropped) if n.name not in gone)
     _check_tensors(model, channel_graph, narrowings)
-    folds = tuple(_folds(model, decision))
+    folds = tuple(_folds(model, decision)) if decision.folds is None else decision.folds
     sizes = PlannedSizes(model, channel_graph, narrowings, folds, decision.gone_calls(0), dropped)
     positions = count_positions(channel_graph, model)
     n_products = int(sum(find_tensor(model, name).numel() * n for name, n in positions.items()))
@@ -141,9 +141,6 @@ def _folds(model: nn.Module, decision: Decision) -> list[Fold]:
     gone_calls = [decision.gone_calls(place) for place in range(len(channel_graph.graphs))]
     for layer, channels, constant in find_constant_inputs(model, channel_graph, gone_calls):
         gone = dropped[channels] & constant
-        if bool(gone.any()):  # what no weight multiplies is nothing to fold
-            weight = find_tensor(model, f"{layer}.weight").detach()
-            gone &= (weight != 0).transpose(0, 1).flatten(1).any(1).cpu()
         if bool(gone.any()):
             found[layer] = Fold(layer, tuple(torch.nonzero(gone).flatten().tolist()))
     return list(found.values())
