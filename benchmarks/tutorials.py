@@ -14,13 +14,13 @@ import re
 import shutil
 import sys
 import tempfile
+import textwrap
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from archlearn_cli.commands.display import fold
 from benchmarks.torchvision_import import import_models
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -54,6 +54,29 @@ def run_page(text: str) -> str:
         return f"```python\n{found[1]}```\n\n```text\n{fold(said, _WIDTH, indent='    ')}\n```"
 
     return _BLOCK.sub(run, text)
+
+
+_LEAST_CELLS = 20  # characters before the last cell of a row that is broken there
+
+
+def fold(text: str, width: int, indent: str) -> str:
+    """Return lines broken at a width, in front of the last cell of a table's row, or at words.
+
+    What follows a break is indented.
+    """
+    return "\n".join(part for line in text.splitlines() for part in _fold_line(line, width, indent))
+
+
+def _fold_line(line: str, width: int, indent: str) -> list[str]:
+    cells, gap, last = line.rpartition("  ")
+    is_row = len(line) > width and gap and len(cells) > _LEAST_CELLS
+    whole, rest = ([cells.rstrip()], indent + last) if is_row else ([], line)
+    return whole + (
+        textwrap.wrap(
+            rest, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        or [""]
+    )
 
 
 def main() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.text import Text
 
-from archlearn_cli.commands.display import PlainDisplay, fold_lines, in_a_line, show_downloads
+from archlearn_cli.commands.display import PlainDisplay, in_a_line, print_wide, show_downloads
 from archlearn_cli.training.callbacks import EpochEnd
 from tests.cli.commands import exit_code
 
@@ -65,29 +66,18 @@ def test_an_epoch_under_a_budget_fits_into_80_columns(capsys: pytest.CaptureFixt
     assert len(said) <= 80
 
 
-def test_lines_of_before_and_after_are_folded_at_80_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    widths = "-".join(["30"] * 12)
-    learn = f"learn --model mlp:{widths} --data digits --epochs 1 --limit 200 --no-report"
-    exit_code([*learn.split(), "--threads", "1", "--out", str(tmp_path / "a")])
-    lines = [line for line in capsys.readouterr().out.splitlines() if str(tmp_path) not in line]
-    assert max(map(len, lines)) <= 80
-    assert "1 epoch, batches of " in "".join(lines)
-
-
-def test_a_long_row_of_inspect_is_folded_on_a_terminal_and_whole_in_a_file(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_long_row_is_broken_between_words_on_a_terminal_and_whole_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     row_ = "layer1.0.conv1  relu  64  depth: 'conv2' pads by (1, 1), so the layer would differ"
-    assert fold_lines(row_, is_terminal=False) == row_
-    folded = fold_lines(f"{row_}\nshort", is_terminal=True).splitlines()
-    assert folded[0] == "layer1.0.conv1  relu  64"
-    assert [line.startswith("    ") for line in folded] == [False, True, True, False]
-    assert max(map(len, folded)) <= 40
-    assert " ".join(" ".join(folded).split()) == f"{' '.join(row_.split())} short"
+    print_wide(Text(row_))
+    assert capsys.readouterr().out == f"{row_}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_wide(Text(row_))
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 40
+    assert said.split() == row_.split()
 
 
 def test_a_network_whose_layers_all_merged_is_told_by_more_than_its_outputs(

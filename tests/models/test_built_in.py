@@ -108,9 +108,9 @@ def test_network_by_name_has_its_known_size(
     assert outputs.shape == ((2, 128, 65) if name == "gpt" else (2, 10))
 
 
-def test_help_names_every_built_in_network() -> None:
-    text = cli.training.RunSettings.__dataclass_fields__["model"].metadata["help"]
-    named = text.partition("(")[2].partition(")")[0].split(", ")
+def test_help_names_every_built_in_network(tmp_path: Path) -> None:
+    text = " ".join(run_here(["learn", "--help"], tmp_path)[1].replace("│", " ").split())
+    named = text.partition("Built-in network (")[2].partition(")")[0].split(", ")
     assert [*named, "package.module:function"] == list(cli.models.MODELS)
 
 

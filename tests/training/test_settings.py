@@ -57,8 +57,6 @@ def test_misspelt_key_suggests_the_right_one_and_its_table() -> None:
         ("epochs = ", "run.toml is not TOML"),
         ("epochs = " + "1" * 5000, "run.toml is not TOML"),
         ("epochs = " + "[" * 5000 + "]" * 5000, "run.toml is no settings file: it is nested too"),
-        ("a" + ".a" * 50_000 + " = 1", r"a name of 50,001 parts, .*MAX_NAME_PARTS"),
-        ("x = {" + "a . " * 500 + "a = 1}", r"a name of 501 parts, .*MAX_NAME_PARTS"),
         ("[gates]\nleave = 3", "'gates.leave' must be a list of texts, but 3 was given"),
         ('[gates]\nbudget = "a=5%"', "but 'a=5%' was given; write \\[\"a=5%\"\\]"),
         ("[strengths]\nwidth_cost = 1" + "0" * 400, "'strengths.width_cost' must be a number"),
@@ -103,7 +101,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
     [
         (b"seed = 1 # \xe9", "run.toml is not TOML, which is UTF-8: .* byte 0xe9 in position 11"),
         ("seed = 1".encode("utf-16"), "is not TOML, which is UTF-8: .* byte 0xff in position 0"),
-        (b"#" * 2**21, r"more than 1,048,576 bytes \(MAX_CONFIG_BYTES"),
+        (b"#" * 2**21, r"more than 32,768 bytes \(MAX_CONFIG_BYTES"),
     ],
 )
 def test_files_that_hold_no_settings_are_named(

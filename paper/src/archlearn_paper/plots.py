@@ -16,7 +16,6 @@ from archlearn_cli.reporting.figures import (
     INK,
     MUTED,
     SERIES,
-    tick_at_counts_,
     tick_logarithmic_,
 )
 from archlearn_cli.reporting.formatting import format_short_count
@@ -429,7 +428,9 @@ def draw_comparison(derived: FigureNumbers) -> Figure:
     shown = [error for error in every if error <= most]
     if len(shown) < len(every):
         axes.set_ylim(0.85 * min(shown), most)
-    tick_at_counts_(axes.xaxis, [int(budget) for budget in derived["ranks"]])
+    budgets = [int(budget) for budget in derived["ranks"]]
+    axes.set_xticks(budgets, [format_short_count(budget) for budget in budgets], minor=False)
+    axes.xaxis.set_minor_locator(NullLocator())
     tick_logarithmic_(axes.yaxis, shown)
     name_axes(axes, "parameters (logarithmic)", "test error, % (logarithmic)")
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=_FONT_SIZE - 1.5)

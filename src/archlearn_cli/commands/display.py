@@ -2,9 +2,7 @@
 
 import math
 import os
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -63,7 +61,6 @@ def show_downloads() -> Generator[DownloadProgress]:
 _LONGEST_LINE = 160  # of an architecture; of more layers their number is said
 _LONGEST_ROW = 10_000
 _MOST_NAMES = 4
-_LEAST_CELLS = 20  # characters before the last cell of a row that is broken there
 
 
 @contextmanager
@@ -88,7 +85,7 @@ class PlainDisplay(Callback):
 
     def started(self, start: RunStart) -> None:
         """Say what is learnt from what."""
-        _write(_fold(describe_run_start(start)))
+        _write(describe_run_start(start))
 
     def epoch_ended(self, end: EpochEnd) -> None:
         """Say how far the run is."""
@@ -104,7 +101,7 @@ class PlainDisplay(Callback):
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         """Say what came out of it."""
-        _write(_fold(describe_end(summary)))
+        _write(describe_end(summary))
 
 
 class LiveDisplay(Callback):
@@ -120,7 +117,7 @@ class LiveDisplay(Callback):
 
     def started(self, start: RunStart) -> None:
         """Say what is learnt from what, and begin to show it."""
-        self._console.print(_fold(describe_run_start(start)), highlight=False)
+        self._console.print(Text(describe_run_start(start)))
         self._start = start
         self._step = start.first_step
         self._live.start()
@@ -140,7 +137,7 @@ class LiveDisplay(Callback):
     def finished(self, summary: Mapping[str, Any]) -> None:
         """Leave the last picture on the screen, and say what came out of it."""
         self.close()
-        self._console.print(_fold(describe_end(summary)), highlight=False)
+        self._console.print(Text(describe_end(summary)))
 
     def close(self) -> None:
         """Leave the last picture on the screen."""
@@ -290,43 +287,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def fold_lines(text: str, *, is_terminal: bool) -> str:
-    """Return lines broken between words where a terminal would break them anywhere.
-
-    What goes into a file or a pipe keeps one line a row.
-    """
-    return fold(text, shutil.get_terminal_size().columns, indent="    ") if is_terminal else text
-
-
-def _fold(text: str) -> str:
-    return fold(text, shutil.get_terminal_size().columns, indent=" " * 9)
-
-
-def fold(text: str, width: int, indent: str) -> str:
-    """Return lines broken at a width, in front of the last cell of a table's row, or at words.
-
-    What follows a break is indented.
-    """
-    return "\n".join(part for line in text.splitlines() for part in _fold_line(line, width, indent))
-
-
-def _fold_line(line: str, width: int, indent: str) -> list[str]:
-    cells, gap, last = line.rpartition("  ")
-    is_row = len(line) > width and gap and len(cells) > _LEAST_CELLS
-    whole, rest = ([cells.rstrip()], indent + last) if is_row else ([], line)
-    return whole + (
-        textwrap.wrap(
-            rest, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        )
-        or [""]
-    )
-
-
 def _write(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
-def print_table(table: Table) -> None:
-    """Print a table; lines that go into a file or a pipe are as long as they are."""
-    Console(width=None if sys.stdout.isatty() else _LONGEST_ROW).print(table)
+def print_wide(content: Table | Text) -> None:
+    """Print lines that a terminal breaks between words, and a file or pipe not at all."""
+    Console(width=None if sys.stdout.isatty() else _LONGEST_ROW).print(content)

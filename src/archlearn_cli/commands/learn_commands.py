@@ -177,10 +177,10 @@ def report(*runs: Path, out: Path | None = None) -> None:
     with explaining_odd_files(runs):
         records = [read_run(run) for run in runs]  # refused before a folder is made
         if len(records) > 1:
-            from archlearn_cli.commands.display import print_table
+            from archlearn_cli.commands.display import print_wide
             from archlearn_cli.reporting.run_table import make_run_table
 
-            print_table(make_run_table(records))
+            print_wide(make_run_table(records))
             return
     folder = records[0].folder
     target = out or folder / REPORT

@@ -49,7 +49,9 @@ def inspect_command(
         outputs: Number of classes, or of numbers to predict.
         skip_broken: Leave broken images out, naming each, instead of stopping.
     """
-    from archlearn_cli.commands.display import fold_lines
+    from rich.text import Text
+
+    from archlearn_cli.commands.display import print_wide
     from archlearn_cli.training.initial_model import run_once
     from archlearn_cli.training.objectives import in_format_of
     from archlearn_cli.training.run_directory import read_run_settings
@@ -82,8 +84,7 @@ def inspect_command(
         run_once(network, example, model)
     except InputError as error:
         raise InputError(f"{error}; choose another with --shape, or take it from --data") from error
-    table = str(al.inspect(network, example))
-    sys.stdout.write(f"{fold_lines(table, is_terminal=sys.stdout.isatty())}\n")
+    print_wide(Text(str(al.inspect(network, example))))
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ import logging
 import struct
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, cast
@@ -22,19 +21,6 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 _STATE_KEYS = ("state_dict", "model_state_dict", "model")
 _PREFIXES = ("module.", "model.")
-_TORCHVISION_KEYS = ("features.0.weight", "classifier.6.bias")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pretrained:
-    """Weights by name, and mean and deviation of the inputs they were learnt on, where known.
-
-    By colour, red first, where bytes count as 0 to 1.
-    """
-
-    state: Mapping[str, Tensor]
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
 
 
 def strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -52,11 +38,11 @@ def strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return stripped
 
 
-def from_state(state: Mapping[str, object]) -> Pretrained:
-    """Return a `state_dict` with torchvision's normalisation where it is of its AlexNet.
+def from_state(state: Mapping[str, object]) -> dict[str, Tensor]:
+    """Return the tensors of a `state_dict` without the prefixes of wrappers.
 
     A checkpoint that holds it under "state_dict", "model_state_dict" or "model", as training
-    scripts write it, will do, and names may have the prefixes of wrappers.
+    scripts write it, will do.
     """
     tensors: dict[str, Tensor] = {}
     inner = next((state[key] for key in _STATE_KEYS if isinstance(state.get(key), Mapping)), state)
@@ -72,10 +58,7 @@ def from_state(state: Mapping[str, object]) -> Pretrained:
                 "a plain state_dict of dense real numbers"
             )
         tensors[str(name)] = value
-    tensors = strip_prefixes(tensors)
-    if all(key in tensors for key in _TORCHVISION_KEYS):
-        return Pretrained(state=tensors, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    return Pretrained(state=tensors)
+    return strip_prefixes(tensors)
 
 
 logger = logging.getLogger(__name__)
@@ -84,7 +67,7 @@ _PICKLED = (".pth", ".pt", ".bin", ".ckpt")
 _SUFFIXES = (".safetensors", *_PICKLED)
 
 
-def read_pretrained(path: Path) -> Pretrained | nn.Module:
+def read_pretrained(path: Path) -> dict[str, Tensor] | nn.Module:
     """Return weights by name, or the network itself where `archlearn.save` wrote the file."""
     if path.is_dir():
         raise FileError(
@@ -146,7 +129,7 @@ def _refuse_bomb(path: Path) -> None:
         )
 
 
-def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> nn.Module:
+def with_weights(network: nn.Module, state: Mapping[str, Tensor], n_outputs: int) -> nn.Module:
     """Return a copy of a network with the weights of another, all of which must fit.
 
     The last layer stays as it is, with a warning, where only its number of outputs differs.
@@ -154,7 +137,7 @@ def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> 
     made = copy.deepcopy(network)
     own = made.state_dict()
     names = dict(zip(strip_prefixes(own), own, strict=True))
-    given = {names.get(n, n): value for n, value in strip_prefixes(pretrained.state).items()}
+    given = {names.get(n, n): value for n, value in strip_prefixes(state).items()}
     fresh = {  # of the last layer, which differs only in the number of outputs
         name: own[name]
         for name in sorted(own.keys() & given.keys())

@@ -19,7 +19,7 @@ from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from archlearn_cli.reporting.formatting import format_percent, format_short_count
 from archlearn_cli.reporting.series import (
@@ -207,13 +207,6 @@ def tick_logarithmic_(axis: Axis, values: Sequence[float]) -> None:
     factor = max(values) / min(values)
     steps = next((steps for largest, steps in _STEPS if factor <= largest), (1.0,))
     axis.set_major_locator(LogLocator(subs=steps))
-    axis.set_major_formatter(FuncFormatter(lambda count, _: format_short_count(count)))
-    axis.set_minor_locator(NullLocator())
-
-
-def tick_at_counts_(axis: Axis, counts: Sequence[int]) -> None:
-    """Tick an axis at these numbers and nowhere else."""
-    axis.set_major_locator(FixedLocator(sorted(counts)))
     axis.set_major_formatter(FuncFormatter(lambda count, _: format_short_count(count)))
     axis.set_minor_locator(NullLocator())
 

@@ -1,8 +1,8 @@
 """The network a run starts from: fresh, pretrained, or of an earlier run.
 
 Gates start open for width and non-linear for depth, so the function at the first step is the
-pretrained function. Weights learnt elsewhere expect inputs normalised as they were there; the
-data set is normalised in that way, and not by its own mean and deviation.
+pretrained function. Weights learnt elsewhere expect inputs normalised as they were there, which
+`normalise = "imagenet"` does for those of ImageNet.
 """
 
 import copy
@@ -20,7 +20,6 @@ from archlearn_cli.models.model_registry import build_network
 from archlearn_cli.models.pretrained import (
     IMAGENET_MEAN,
     IMAGENET_STD,
-    Pretrained,
     read_pretrained,
     with_weights,
 )
@@ -94,7 +93,7 @@ def name_start(settings: RunSettings) -> str:
     return f"{settings.model} with the weights of {settings.start_from}"
 
 
-def _read(start_from: str) -> Pretrained | nn.Module:
+def _read(start_from: str) -> dict[str, Tensor] | nn.Module:
     path = Path(start_from).expanduser()
     run = path.parent if path.name in (LATEST, PREVIOUS) else path
     if (run / CONFIG).is_file():
@@ -107,21 +106,16 @@ def _read(start_from: str) -> Pretrained | nn.Module:
 
 
 def normalise(settings: RunSettings, dataset: Dataset) -> Dataset:
-    """Return a data set with ImageNet's mean and deviation, or those that weights expect."""
-    if settings.normalise == "imagenet":
-        known = Pretrained(state={}, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    else:
-        known = None if settings.start_from is None else _read(settings.start_from)
-    if not isinstance(known, Pretrained) or known.mean is None:
+    """Return a data set with ImageNet's mean and deviation, where they were asked for."""
+    if settings.normalise == "data":
         return dataset
     shape = dataset.input_shape
-    if len(shape) != 3 or shape[0] != len(known.mean):
-        asked = "normalise imagenet" if settings.normalise == "imagenet" else settings.start_from
+    if len(shape) != 3 or shape[0] != len(IMAGENET_MEAN):
         raise SettingsError(
-            f"{asked} is for images of three colours, but an example of {dataset.name!r} has shape "
-            f"{shape}; leave it out, or take other data"
+            "normalise imagenet is for images of three colours, but an example of "
+            f"{dataset.name!r} has shape {shape}; leave it out, or take other data"
         )
-    mean, std = (torch.tensor(each).reshape(-1, 1, 1) for each in (known.mean, known.std))
+    mean, std = (torch.tensor(v).reshape(-1, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
     return replace(dataset, mean=mean, std=std)
 
 
