@@ -306,15 +306,11 @@ def write_page(rows: Rows, page: Path, measured: str) -> None:
 
 
 def list_runs(mnist: str) -> list[tuple[Subject, int, int, str]]:
-    """Return all runs there are to be, those with default settings first."""
-    runs = [(s, share, seed, "default") for s in CHAINS for share in SHARES for seed in SEEDS]
-    runs += [
-        (s, 10, seed, kind)
-        for s in (LENETS if mnist else ())
-        for seed in MNIST_SEEDS
-        for kind in SCHEDULES
-    ]
-    return runs + [(s, share, seed, "widths") for s in CHAINS for share in SHARES for seed in SEEDS]
+    """Return all runs there are to be, seed by seed, those of widths alone last."""
+    runs = [(s, share, seed, "default") for seed in SEEDS for s in CHAINS for share in SHARES]
+    lenets = LENETS if mnist else ()
+    runs += [(s, 10, seed, kind) for seed in MNIST_SEEDS for s in lenets for kind in SCHEDULES]
+    return runs + [(s, share, seed, "widths") for seed in SEEDS for s in CHAINS for share in SHARES]
 
 
 def main() -> None:

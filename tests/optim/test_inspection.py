@@ -113,7 +113,8 @@ def test_a_sigmoid_that_weighs_learnt_channels_is_learnt_with_them() -> None:
 
 
 def test_the_table_of_lenet() -> None:
-    head, *lines, costs = str(al.inspect(cli.models.LeNet(), DIGITS)).splitlines()
+    head, *lines, merges, costs = str(al.inspect(cli.models.LeNet(), DIGITS)).splitlines()
+    assert merges == "may merge with the next layer under a budget: fc1"
     assert head.split("  ")[0] == "site"
     # The smallest network: one channel of each convolution, and the linear layers as one.
     assert costs == (
@@ -370,3 +371,17 @@ def test_looking_at_a_model_in_training_moves_no_spectral_norm() -> None:
     al.inspect(model)
     al.GateOptimizer(model, total_steps=100)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_it_says_which_layers_may_merge_and_that_padded_convolutions_stay() -> None:
+    layers = [nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 2)]
+    convolutions = [nn.Conv2d(1, 9, 3, padding=1), nn.ReLU(), nn.Conv2d(9, 9, 3, padding=1)]
+    pooled = [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    net = nn.Sequential(*convolutions, *pooled, *layers)
+    found = al.inspect(net, torch.randn(2, 1, 8, 8))
+    assert found.merges == ("8", "6")
+    assert found.padded == ("0",)
+    lines = str(found).splitlines()
+    assert "may merge with the next layer under a budget: 8, 6" in lines
+    assert any(line.endswith("would differ at the border: 0") for line in lines)
+    assert found.rows[0].reason == "depth: '2' pads by (1, 1)"

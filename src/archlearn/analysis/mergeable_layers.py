@@ -16,6 +16,7 @@ from archlearn.analysis.linear_ops import (
 from archlearn.module_utils import find_module
 from archlearn.op_table import LINEAR, TRANSPOSED, spec_of, spec_of_class
 
+AT_THE_BORDER = "so the merged layer would differ at the border"
 OTHERWISE = "its layers are called otherwise in training and evaluation"
 
 
@@ -203,7 +204,4 @@ def refuse_convolutions(first: Any, second: Any, name: str, *, has_bias: bool) -
     is_point = all(k == 1 for k in first.kernel_size) and not any(first.padding)
     if is_point and not has_bias:
         return ""
-    return (
-        f"{name} pads by {second.padding}, so the merged layer would differ at the border; use "
-        "padding=0 there"
-    )
+    return f"{name} pads by {second.padding}, {AT_THE_BORDER}"

@@ -60,6 +60,16 @@ class DepthChoice:
 
 def choose_layers(learnable: LearnableSites, protected: Tensor, power: float) -> DepthChoice:
     """Return which layers of a network may merge, but for those that are protected."""
+    order, last_resort = (
+        tuple(place for place in places if not protected[place])
+        for places in order_layers(learnable)
+    )
+    least = min(_LEAST_SAVING, _OF_A_LAYER / max(1, len(learnable.rows)))
+    return DepthChoice(order, last_resort, power, least)
+
+
+def order_layers(learnable: LearnableSites) -> tuple[list[int], list[int]]:
+    """Return depth gates of layers that nothing goes around, then the others; last call first."""
     graphs, followed = learnable.channel_graph.graphs, learnable.channel_graph.followed
     order, others = list[int](), list[int]()
     for place, pair in enumerate(learnable.mergeable.values()):
@@ -67,10 +77,8 @@ def choose_layers(learnable: LearnableSites, protected: Tensor, power: float) ->
         has_bypass = any(
             nodes and is_bypassed(graph, known.values, nodes[-1]) for graph, known, nodes in calls
         )
-        if not protected[place]:
-            (others if has_bypass else order).append(place)
-    least = min(_LEAST_SAVING, _OF_A_LAYER / max(1, len(learnable.rows)))
-    return DepthChoice(tuple(order[::-1]), tuple(others[::-1]), power, least)
+        (others if has_bypass else order).append(place)
+    return order[::-1], others[::-1]
 
 
 def plan_merges(

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from archlearn.analysis.constraints import Reason
 from archlearn.analysis.gate_sites import Site
+from archlearn.analysis.mergeable_layers import AT_THE_BORDER
 from archlearn.costs import unit_of, write_costs
 from archlearn.errors import InputError
 from archlearn.gating.attach import check_leaves, check_rows, trace_copy
@@ -14,6 +16,7 @@ from archlearn.gating.gate_container import CONTAINER, find_container, list_gate
 from archlearn.gating.selection import LearnableSites, explain_no_sites, select_tristates
 from archlearn.nn.tristate_activation import TriState
 from archlearn.optim.cost_function import CostFunction
+from archlearn.optim.depth_path import order_layers
 from archlearn.tracing.example_inputs import count_examples
 from archlearn.tracing.generated_forward import check_forwards, unwrap
 from archlearn.tracing.symbolic_trace import Leaf
@@ -82,6 +85,9 @@ class Inspection:
         branches: The residual branches.
         kept: Layers that are no site and keep all their channels, with the reason; but not those
             that make the output.
+        merges: The sites whose layers may merge with the next under a budget, the first to go
+            first.
+        padded: Sites in front of a padded convolution, whose layers cannot merge.
     """
 
     rows: tuple[SiteRow, ...]
@@ -91,6 +97,8 @@ class Inspection:
     least: dict[str, float]
     branches: tuple[BranchRow, ...] = ()
     kept: dict[str, str] = field(default_factory=dict)
+    merges: tuple[str, ...] = ()
+    padded: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         table = [_HEAD, *(_cells(row) for row in self.rows)]
@@ -105,6 +113,12 @@ class Inspection:
             lines = [f"nothing can be learnt: {explain_no_sites(has_opaque=bool(self.opaque))}"]
         lines += [f"not learnt: {name}: {why}" for name, why in self.kept.items()]
         lines += map(str, self.branches)
+        if self.merges:
+            lines += [f"may merge with the next layer under a budget: {', '.join(self.merges)}"]
+        if self.padded:
+            names = ", ".join(self.padded)
+            why = "the next layer pads, and a merged one would differ at the border"
+            lines += [f"keep their activations, since {why}: {names}"]
         if self.least:
             lines += [f"costs: {write_costs(self.start)}; at least {write_costs(self.least)}"]
         lines += [f"not looked into: {name}: {why}" for name, why in self.opaque.items()]
@@ -158,6 +172,7 @@ def _inspect(learnable: LearnableSites, cost: CostFunction | None = None) -> Ins
     n_rows = count_examples(learnable.channel_graph.inputs)
     for costs in (start, least):
         costs.update({name: cost / unit_of(name, n_rows) for name, cost in costs.items()})
+    names = list(learnable.mergeable)
     branches = [BranchRow(b.name, b.layers, True, "", "") for b in learnable.branches.values()]
     branches += [
         BranchRow(n, (), False, why.text, why.fix) for n, why in learnable.no_branch.items()
@@ -170,6 +185,8 @@ def _inspect(learnable: LearnableSites, cost: CostFunction | None = None) -> Ins
         least,
         tuple(branches),
         {name: f"{why.text}. Fix: {why.fix}" for name, why in learnable.channel_graph.kept.items()},
+        tuple(names[place] for place in order_layers(learnable)[0]),
+        tuple(n for n, why in learnable.not_mergeable.items() if why.text.endswith(AT_THE_BORDER)),
     )
 
 
@@ -186,10 +203,15 @@ def _row(learnable: LearnableSites, place: int, site: Site) -> SiteRow:
         learnt_channels=learnt,
         width=width_reason is None,
         depth=site.name in learnable.mergeable,
-        reason=_join(width_reason and width_reason.text, depth_reason and depth_reason.text),
+        reason=_join(width_reason and width_reason.text, depth_reason and _shorten(depth_reason)),
         source=site.source,
         fix="" if reason is None else reason.fix,
     )
+
+
+def _shorten(reason: Reason) -> str:
+    """Return a reason without what is said once for all layers."""
+    return reason.text.removesuffix(f", {AT_THE_BORDER}")
 
 
 def _join(width: str | None, depth: str | None) -> str:

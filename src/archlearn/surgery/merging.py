@@ -13,7 +13,11 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.cost_model import count_positions
-from archlearn.analysis.mergeable_layers import MergeablePair, refuse_convolutions
+from archlearn.analysis.mergeable_layers import (
+    AT_THE_BORDER,
+    MergeablePair,
+    refuse_convolutions,
+)
 from archlearn.costs import COSTS, Costs
 from archlearn.errors import SurgeryError
 from archlearn.module_utils import find_module, find_tensor, first_names
@@ -302,7 +306,8 @@ def check_convolutions(first: Any, second: Any) -> None:
     has_bias = first.bias is not None
     why = refuse_convolutions(first, second, "the second convolution", has_bias=has_bias)
     if why:
-        raise SurgeryError(f"cannot merge: {why}, or learn width only")
+        advice = "; use padding=0 there" if why.endswith(AT_THE_BORDER) else ""
+        raise SurgeryError(f"cannot merge: {why}{advice}, or learn width only")
 
 
 def bias_or_zero(layer: Any) -> Tensor:
