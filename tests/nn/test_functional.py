@@ -10,10 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from archlearn.nn.functional import (
     THRESHOLD,
-    act_together,
     binarise,
     binarised_gates,
-    is_concrete,
     is_open,
     open_gates,
 )
@@ -71,10 +69,7 @@ def test_whether_a_gate_is_open_has_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("act", [binarised_gates, act_together])
-def test_all_gates_at_once_are_each_as_it_is_alone(
-    act: Callable[..., tuple[Tensor, ...]], dtype: torch.dtype
-) -> None:
+def test_all_gates_at_once_are_each_as_it_is_alone(dtype: torch.dtype) -> None:
     """Groups of different sizes, some with no gate open, ties among them, and a depth gate."""
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.rand(n, generator=generator) for n in (5, 1, 3)]
@@ -90,7 +85,7 @@ def test_all_gates_at_once_are_each_as_it_is_alone(
             [16] * 5,
         ]
     )
-    acting = act(gates, rows)
+    acting = binarised_gates(gates, rows)
     expected = [*(open_gates(g) for g in gates[:6]), *(binarise(g) for g in gates[6:])]
     for found, alone in zip(acting, expected, strict=True):
         assert found.dtype is dtype
@@ -101,28 +96,11 @@ def test_all_gates_at_once_are_each_as_it_is_alone(
         assert torch.equal(gate.grad, torch.full_like(gate, 2))
 
 
-@pytest.mark.parametrize("act", [binarised_gates, act_together])
-def test_gates_without_groups_may_all_be_closed(act: Callable[..., tuple[Tensor, ...]]) -> None:
-    acting = act([torch.tensor(0.3), torch.tensor(0.8)], torch.zeros(0, 0, dtype=torch.long))
+def test_gates_without_groups_may_all_be_closed() -> None:
+    acting = binarised_gates(
+        [torch.tensor(0.3), torch.tensor(0.8)], torch.zeros(0, 0, dtype=torch.long)
+    )
     assert [gate.tolist() for gate in acting] == [0.0, 1.0]
-
-
-@traced
-def test_gates_are_not_looked_at_where_they_may_not_be() -> None:
-    """Inside a transform, a trace or a compiler their numbers are not there, or not to be kept."""
-    seen: list[bool] = []
-
-    def look(gate: Tensor) -> Tensor:
-        seen.append(is_concrete(gate.detach()))
-        return open_gates(gate).sum()
-
-    gate = torch.tensor([0.1, 0.3, 0.2])
-    look(gate)
-    torch.func.vmap(look)(gate.view(1, 3))
-    torch.func.grad(look)(gate)
-    torch.jit.trace(look, gate, check_trace=False)
-    look(gate.to("meta"))
-    assert seen == [True, False, False, False, False]
 
 
 @traced

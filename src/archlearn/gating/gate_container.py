@@ -34,7 +34,6 @@ class GateContainer(nn.Module):
         width: The width gates, a parameter for each group.
         depth: The depth gates, a parameter for each site.
         branch: The branch gates, a parameter for each branch.
-        kept_prices: What the last penalty found, and the next one need not find again.
         budget: What the compact model may cost, where a `GateOptimizer` was told.
         n_loads: How often a `state_dict` was loaded.
         kept: Where the gates that are left stood at first, once some have been cut out, which
@@ -102,7 +101,6 @@ class GateContainer(nn.Module):
                 "slope", torch.full((self.n_depth,), LINEAR, dtype=torch.float64, device="cpu")
             )
         self._kept: dict[str, Tensor] = {}
-        self.kept_prices: Any = None
         self.budget: dict[str, float] | None = None
         self.n_loads = 0
         self.kept = nn.Module()
@@ -111,10 +109,8 @@ class GateContainer(nn.Module):
         self.original_sizes = {group.name: len(group.channels) for group in groups}
         self.original_widths = {layer: len(channels) for layer, channels in learnable.rows}
         self._register_constant("rows", _rows(sizes.tolist()))
-        self._least = [group.least for group in groups]
-        self._register_constant(
-            "pairs", self.rows[[place for place, n in enumerate(self._least) if n > 1]]
-        )
+        with_pairs = [place for place, group in enumerate(groups) if group.least > 1]
+        self._register_constant("pairs", self.rows[with_pairs])
         self._register_prices(learnable, sizes)
 
     @property
@@ -158,7 +154,6 @@ class GateContainer(nn.Module):
 
     def restore_constants_(self) -> None:
         """Put back what `to_empty` may have lost and no `state_dict` holds."""
-        self.kept_prices = None
         self.n_loads += 1
         for name, numbers in self._kept.items():
             buffer: Tensor = getattr(self, name)
@@ -175,7 +170,7 @@ class GateContainer(nn.Module):
 
     def forward(self) -> tuple[Tensor, ...]:
         """Return the gates as they act, in the order of `gates`."""
-        return self._slope(binarised_gates(self.gates(), self.rows, self.pairs, self._least))
+        return self._slope(binarised_gates(self.gates(), self.rows, self.pairs))
 
     def _slope(self, acting: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return acting gates with those of depth as open as the slope of their layers."""

@@ -13,7 +13,7 @@ from archlearn.costs import COSTS, Price, combine_costs
 from archlearn.errors import LARGEST, InputError, check_kind, lies_in
 from archlearn.gating.gate_container import GateContainer
 from archlearn.gating.parameters import find_holders
-from archlearn.nn.functional import THRESHOLD, is_concrete, is_open, join_gates, open_flat
+from archlearn.nn.functional import THRESHOLD, is_open, join_gates, open_flat
 from archlearn.nn.tristate_activation import TriState
 
 _NUMBERS = ("width_cost", "width_binarise", "depth_cost", "depth_binarise")
@@ -94,23 +94,8 @@ def gate_coefficients(
     """Return what each gate pays now: `linear` and `quadratic` in `g·(linear + quadratic·g)`.
 
     The first is `a + b`, what pushes a gate towards 0 or 1 and what it costs, the second `−a`. None
-    of it has a gradient. Prices by neurons change only when a layer becomes linear or ceases to be.
-    Where that can be seen, they are kept from step to step: on a CPU each operation costs more than
-    the gates.
+    of it has a gradient.
     """
-    if strengths.price is not Price.NEURONS or not is_concrete(gates) or gates.is_inference():
-        return _work_out(container, gates, strengths)
-    depth = gates[container.n_width :].tolist() if len(gates) > container.n_width else ()
-    key = (strengths.numbers(), gates.dtype, [gate >= THRESHOLD for gate in depth])
-    kept = container.kept_prices
-    if kept is None or kept[0] != key:
-        kept = container.kept_prices = key, _work_out(container, gates, strengths)
-    return kept[1]
-
-
-def _work_out(
-    container: GateContainer, gates: Tensor, strengths: Strengths
-) -> tuple[Tensor, Tensor]:
     neurons, pull = container.numbers("prices", gates.dtype)
     is_depth = pull.abs()
     freed = container.numbers("freed_neurons", gates.dtype)

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch._ops import _len_torch_dispatch_stack_pre_dispatch as _len_pre_dispatch
 
 THRESHOLD = 0.5
 _core: Any = torch._C  # has names that it does not declare
@@ -34,36 +33,22 @@ def open_gates(gate: Float[Tensor, " gates"], least: int = 1) -> Float[Tensor, "
     lost all its channels would end the network. With `least` of 2 the two largest are.
     """
     is_kept = is_open(gate)
-    if not (is_concrete(is_kept) and is_kept.numpy().tobytes().count(1) >= least):
-        largest = gate.argmax(0, keepdim=True)
-        is_kept = is_kept.scatter(0, largest, 1)
-        if least > 1:
-            others = gate.detach().scatter(0, largest, -1.0)
-            is_kept = is_kept.scatter(0, others.argmax(0, keepdim=True), 1)
+    largest = gate.argmax(0, keepdim=True)
+    is_kept = is_kept.scatter(0, largest, 1)
+    if least > 1:
+        others = gate.detach().scatter(0, largest, -1.0)
+        is_kept = is_kept.scatter(0, others.argmax(0, keepdim=True), 1)
     return _set(gate, is_kept)
 
 
 def binarised_gates(
-    gates: Sequence[Tensor],
-    rows: Tensor,
-    pairs: Tensor | None = None,
-    least: Sequence[int] | None = None,
+    gates: Sequence[Tensor], rows: Tensor, pairs: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """Return all gates of a model as they act, in the shapes they have.
 
-    The gates of each group come first; `least` of each stay open. The others are as in `open_flat`.
+    In a few operations, however many there are. The gates of each group come first; `rows` and
+    `pairs` are those of `open_flat`.
     """
-    if is_concrete(gates[0].detach()):
-        n_groups = len(rows)
-        widths = map(open_gates, gates[:n_groups], least or [1] * n_groups)
-        return (*widths, *map(binarise, gates[n_groups:]))
-    return act_together(gates, rows, pairs)
-
-
-def act_together(
-    gates: Sequence[Tensor], rows: Tensor, pairs: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    """Do the same in a few operations, however many gates there are."""
     flat = join_gates(gates)
     return tuple(split_gates(_set(flat, open_flat(flat, rows, pairs)), gates))
 
@@ -80,17 +65,6 @@ def gates_of_heads(
     """
     rank = order.argsort(dim=1, stable=True)
     return (acting[rank] + (probe - probe.detach()).gather(1, rank)).flatten()
-
-
-def is_concrete(numbers: Tensor) -> bool:
-    """Return whether numbers may be looked at: nothing is traced, and no device waited for.
-
-    On a CPU a look is cheaper than the operations that would do without.
-    """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(numbers) is not Tensor:
-        return False
-    is_watched = _core._len_torch_dispatch_stack() or _len_pre_dispatch()
-    return numbers.is_cpu and not is_watched and _core._functorch.maybe_current_level() is None
 
 
 def _set(gate: Tensor, is_kept: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from archlearn.analysis.mergeable_layers import MergeablePair
 from archlearn.costs import COSTS, LATENCY, combine_costs, unit_of
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import evaluating, find_module
-from archlearn.nn.functional import is_concrete
 from archlearn.optim.cost_terms import CostTerms, as_indices, as_numbers
 from archlearn.optim.latency import LatencyTable
 from archlearn.surgery.merging import chain_pairs, count_bare, count_layer, layers_of, merged_kernel
@@ -261,7 +260,7 @@ class CostFunction:
             saved = saved * present[:, t["computed_presence"]]
             parameters, made_plain = parameters + (saved * touched).sum(1), saved * ~touched
         merged = multiply_adds
-        if "seg_table" in t and not (is_concrete(is_linear) and not is_linear.any()):
+        if "seg_table" in t:
             is_linear = is_linear * present[:, t["pair_presence"]]  # what is gone does not merge
             changes = merge_savings(t, dims, new_bias, is_linear, made_plain)
             parameters, merged = parameters + changes[0], multiply_adds + changes[1]
