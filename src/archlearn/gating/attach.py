@@ -1,6 +1,5 @@
 """`add_gates`: check its arguments, trace a copy of the model, and give it gates."""
 
-import contextlib
 import difflib
 import logging
 from collections.abc import Iterable, Mapping
@@ -8,13 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.analysis.cost_model import build_cost_table
 from archlearn.analysis.trace_check import IN_HALF, check_trace, is_half
 from archlearn.errors import (
     LARGEST,
-    ArchlearnError,
     InputError,
     TracingError,
     check_kind,
@@ -46,9 +43,8 @@ from archlearn.tracing.generated_forward import (
 from archlearn.tracing.module_state import check_weights
 from archlearn.tracing.position_ids import with_position_ids
 from archlearn.tracing.pretrained_methods import methods_of_gated, warn_of_checkpointing
-from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf
-from archlearn.tracing.trace_context import frozen, without_autocast
+from archlearn.tracing.trace_context import without_autocast
 from archlearn.tracing.transformer_blocks import (
     BLOCKS,
     disable_caches_,
@@ -140,8 +136,6 @@ def check_rates(**rates: Any) -> None:
             raise InputError(f"{name} is {rate!r}; a rate is a number from 0 on")
 
 
-# Shares of the parameters from which on a part is named, and from which on anything is said.
-_WORTH_NAMING, _WORTH_SAYING = 0.1, 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -159,11 +153,7 @@ def trace_copy(
     """
     check_numbers(list_tensors(net))
     inputs = with_position_ids(net, with_attention_mask(net, inputs))
-    try:
-        copied, learnable = _follow_and_check(net, inputs, learn, leaves, must_learn=must_learn)
-    except TracingError as error:
-        parts = _find_learnable_parts(net, inputs)
-        raise TracingError(f"{error}{_advise(parts)}") from error.__cause__
+    copied, learnable = _follow_and_check(net, inputs, learn, leaves, must_learn=must_learn)
     for name, why in learnable.channel_graph.traces.opaque.items():
         if has_blocks(copied.get_submodule(name)):
             _log.warning("%s was not looked into: %s", name, why)
@@ -208,76 +198,6 @@ def _check_copy(net: nn.Module, copied: nn.Module, learnable: LearnableSites) ->
             "let that use the module that it is called with (self), or remove it"
         )
     check_weights(copied, net)
-
-
-def _find_learnable_parts(net: nn.Module, inputs: ExampleInputs) -> list[tuple[str, ExampleInputs]]:
-    """Return large submodules that can be learnt on their own, with the inputs that they get.
-
-    None is part of another; together they hold a good share of the parameters, or there are none.
-    """
-    n_all = _count(net)
-    calls = _watch_calls(net, inputs)
-    found: list[tuple[str, ExampleInputs]] = []
-    for name in sorted(calls, key=lambda name: -_count(net.get_submodule(name))):
-        part = net.get_submodule(name)
-        is_inside = any(name.startswith(f"{outer}.") for outer, _ in found)
-        if _count(part) < _WORTH_NAMING * n_all or is_inside or _shares_weights(net, name):
-            continue
-        with contextlib.suppress(ArchlearnError):
-            _follow_and_check(part, calls[name], None)
-            found.append((name, calls[name]))
-    n_found = sum(_count(net.get_submodule(name)) for name, _ in found)
-    return found if n_found >= _WORTH_SAYING * n_all else []
-
-
-def _watch_calls(net: nn.Module, inputs: ExampleInputs) -> dict[str, ExampleInputs]:
-    """Return how each submodule is called when the model runs, where it gets tensors only."""
-    watched, calls = copy_model(net).eval(), dict[str, ExampleInputs]()
-
-    def note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        is_of_tensors = all(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs)))
-        if is_of_tensors and not (args and kwargs):
-            calls.setdefault(name, ExampleInputs(args, kwargs).copy())
-
-    for name, module in watched.named_modules():
-        if name:
-            module.register_forward_pre_hook(
-                lambda _, args, kwargs, name=name: note(name, args, kwargs), with_kwargs=True
-            )
-    given = inputs.copy()
-    with preserve_rng(inputs), frozen(watched), torch.no_grad(), contextlib.suppress(Exception):
-        watched(*given.args, **given.kwargs)  # what it called before an error counts, too
-    return calls
-
-
-def _shares_weights(net: nn.Module, name: str) -> bool:
-    """Return whether a part's weights are also those of a module outside it."""
-    own = set(net.get_submodule(name).modules())
-    outside = {p for m in net.modules() if m not in own for p in m.parameters(recurse=False)}
-    names = [each for each, module in net.named_modules(remove_duplicate=False) if module in own]
-    is_elsewhere = any(each != name and not each.startswith(f"{name}.") for each in names)
-    return is_elsewhere or any(p in outside for p in net.get_submodule(name).parameters())
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _advise(parts: list[tuple[str, ExampleInputs]]) -> str:
-    """Return how parts are learnt on their own, as text for the end of an error."""
-    said: list[str] = []
-    for name, inputs in parts:
-        path = "model" + "".join(f"[{k}]" if k.isdigit() else f".{k}" for k in name.split("."))
-        given = tree_map(lambda x: tuple(x.shape), inputs.kwargs or inputs.args)
-        if len(inputs.args) == 1 and isinstance(inputs.args[0], Tensor) and not inputs.kwargs:
-            x = f"x of shape {given[0]}"
-        else:
-            x = f"x = {given}, a tensor in place of each shape,"
-        said.append(
-            f"{name!r} by `{path} = al.add_gates({path}, x)` with {x} and, when it is trained, "
-            f"`{path} = al.compact({path})`"
-        )
-    return ". Or learn a part on its own: " + "; ".join(said) if said else ""
 
 
 @torch.inference_mode(False)

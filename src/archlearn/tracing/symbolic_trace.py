@@ -255,7 +255,8 @@ def _refuse(net: nn.Module, reason: str) -> TracingError:
     return TracingError(
         f"cannot follow the forward of {type(net).__name__}: {reason}. Move what depends on the "
         "data into a submodule of its own: it is then called as a leaf, and the rest is learnt "
-        "(leaves=[...] marks one by name or class)"
+        "(leaves=[...] marks one by name or class). Or learn a part on its own: model.part = "
+        "al.add_gates(model.part, its_inputs), and model.part = al.compact(model.part) at the end"
     )
 
 
