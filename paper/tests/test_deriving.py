@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from archlearn_cli.training import RunSettings
-from archlearn_paper.experiment import FULL, QUICK, Check, FinishedRun, Row
+from archlearn_paper.bounds import Check
+from archlearn_paper.experiment import FULL, QUICK, FinishedRun, Row
 from archlearn_paper.experiments import (
     ablation,
     figure_3a,
@@ -22,7 +23,7 @@ from archlearn_paper.experiments import (
 )
 from archlearn_paper.experiments.properties import measure_removals
 from archlearn_paper.plots import draw_figure_3a
-from paper.tests.making import make_row
+from paper.tests.making import make_row, rows_of
 
 ABLATION = ablation.EXPERIMENT
 FIGURE_3A = figure_3a.EXPERIMENT
@@ -86,8 +87,8 @@ def test_the_power_of_the_cost_is_chosen_on_validation_data_and_told() -> None:
     derived = TABLE_1.derive([*tried, *rows_of_table_1(0.99, 4000)])
     assert set(derived["rows"]) == {"baseline", "AL1", "AL1 NN"}
     *_, choice = TABLE_1.tabulate(derived)
-    assert choice.title.startswith("Search: 4 runs")
-    assert [row[0] for row in choice.rows] == ["0", "1"]
+    assert choice.attrs["title"].startswith("Search: 4 runs")
+    assert [row[0] for row in rows_of(choice)] == ["0", "1"]
 
 
 def test_where_widths_are_given_depth_is_given_too() -> None:
@@ -124,7 +125,7 @@ def test_table_1_counts_the_seeds_in_which_a_layer_merged() -> None:
 
 def test_table_1_puts_the_paper_beside_ours() -> None:
     main, *_ = TABLE_1.tabulate(TABLE_1.derive(rows_of_table_1(0.990, 4000)))
-    (row,) = [row for row in main.rows if row[0] == "AL1"]
+    (row,) = [row for row in rows_of(main) if row[0] == "AL1"]
     assert row == (
         "AL1",
         "(1,x)-(1,x)-(1,1)",
@@ -159,7 +160,11 @@ def test_table_2_asks_for_more_accuracy_by_an_error_in_no_more_parameters() -> N
     assert all(check.met for check in TABLE_2.check(TABLE_2.derive(ahead)))
     large = [replace(row, parameters=50_000) if "AL" in row.row else row for row in ahead]
     assert not any(check.met for check in TABLE_2.check(TABLE_2.derive(large)))
-    assert TABLE_2.tabulate(TABLE_2.derive(rows))[0].rows[1][:3] == ("SVD rank 10", "43.6", "98.47")
+    assert rows_of(TABLE_2.tabulate(TABLE_2.derive(rows))[0])[1][:3] == (
+        "SVD rank 10",
+        "43.6",
+        "98.47",
+    )
 
 
 def test_table_3_counts_dead_networks_and_stray_depths() -> None:
@@ -365,9 +370,9 @@ def test_the_ablation_shows_the_contrasts_of_the_paper_on_their_own() -> None:
         make_row(ablation.name_change("lenet", change), s) for change in changes for s in (0, 1)
     ]
     contrasts, others = ABLATION.tabulate(ABLATION.derive(rows))
-    assert [row[1] for row in contrasts.rows] == [ablation.BASE, "half of λ3"]
-    assert [row[1] for row in others.rows] == [ablation.BASE, "gates start at 0.75"]
-    assert [row[-2] for row in contrasts.rows] == ["–", "0.0 ± 0.0 (0.0)"]
+    assert [row[1] for row in rows_of(contrasts)] == [ablation.BASE, "half of λ3"]
+    assert [row[1] for row in rows_of(others)] == [ablation.BASE, "gates start at 0.75"]
+    assert [row[-2] for row in rows_of(contrasts)] == ["–", "0.0 ± 0.0 (0.0)"]
 
 
 def test_the_ablation_holds_strengths_to_what_the_paper_says() -> None:
@@ -427,3 +432,11 @@ def test_the_network_is_left_alone_and_a_useless_neuron_found() -> None:
     assert rises[4] == pytest.approx(0, abs=1e-7)
     for name, tensor in network.state_dict().items():
         assert torch.equal(tensor, before[name])
+
+
+def test_a_neuron_without_which_the_loss_stays_the_same_is_redundant() -> None:
+    rows = [
+        make_row("AL1", measured={"rises": [0.0, 0.5, 0.0, -0.1]}),
+        make_row("baseline", measured={"rises": [1.0]}),
+    ]
+    assert PROPERTIES.derive(rows)["removal"]["AL1"]["share"] == 0.25

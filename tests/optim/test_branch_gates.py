@@ -52,9 +52,16 @@ def draw(step: int) -> tuple[Tensor, Tensor]:
 
 
 def learn(
-    model: nn.Module, n_steps: int, share: str, *, upto: int | None = None, rate: float = 0.0
+    model: nn.Module,
+    n_steps: int,
+    share: str,
+    *,
+    upto: int | None = None,
+    rate: float = 0.0,
+    discount: float = 1.0,
 ) -> al.GateOptimizer:
-    sudden = al.GateSchedule(power=100.0)  # the budget falls at once
+    # the budget falls at once
+    sudden = al.GateSchedule(power=100.0, branch_discount=discount)
     gates = al.GateOptimizer(model, n_steps, budget={"multiply_adds": share}, schedule=sudden)
     weights = torch.optim.Adam(al.weights(model), lr=rate)
     for step in range(n_steps if upto is None else upto):
@@ -80,6 +87,15 @@ def test_branches_that_hardly_matter_go_first_and_the_budget_holds() -> None:
     assert gates.costs()["multiply_adds"] <= 0.45 * al.plan(model).before.multiply_adds / 32
     with torch.no_grad():
         assert (small(draw(1)[0]) - model(draw(1)[0])).abs().max() < 1e-5
+
+
+def test_a_branch_discount_closes_whole_blocks_instead_of_their_channels() -> None:
+    found: list[int] = []
+    for discount in (1.0, 1e6):
+        model = al.add_gates(Net(1.0, 1.0, 1.0, 1.0), draw(0)[0])
+        learn(model, 60, "60%", discount=discount)
+        found.append(len(closed(model)))
+    assert found == [0, 1]
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-6])  # of a norm's weight, of LayerScale

@@ -187,6 +187,25 @@ def test_the_next_update_is_that_of_the_whole_model(kind: str, optimiser: str) -
     assert loss.requires_grad  # its graph was alive all the time
 
 
+@pytest.mark.parametrize("kind", NETS)
+def test_gradients_that_are_accumulated_across_a_cut_count_whole(kind: str) -> None:
+    model, x, y = make(kind)
+    twin = copy.deepcopy(model)
+    al.shrink_(twin)
+    for network, cuts in ((model, True), (twin, False)):
+        network.eval()  # no statistics of batches
+        cross_entropy(network(x[:3]), y[:3]).backward()
+        if cuts:
+            al.shrink_(network)
+        cross_entropy(network(x[3:]), y[3:]).backward()
+    gradients = {name: p.grad for name, p in twin.named_parameters()}
+    weights = set(map(id, al.weights(model)))
+    found = {name: p.grad for name, p in model.named_parameters() if id(p) in weights}
+    assert any(grad is not None and grad.any() for grad in found.values())
+    for name, grad in found.items():
+        torch.testing.assert_close(grad, gradients[name], rtol=0, atol=1e-12)
+
+
 def test_an_update_without_the_state_is_another_one() -> None:
     """The control: momentum left behind is noticed."""
     model, rule, twin, twin_rule, x, y, _ = pair("residual", "momentum")

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import archlearn as al
 import archlearn_cli as cli
 from archlearn import RunInterruptedError, SettingsError
+from archlearn_cli.data import no_progress
+from archlearn_cli.training.train_step import loss_of
 from tests.run_files import COMPACT, METRICS
 
 QUIET = cli.training.Audience(observer=cli.training.SilentCallback(), command="test")
@@ -54,6 +57,17 @@ def test_the_original_teaches_and_is_the_same_as_its_own_file(trained: str, tmp_
     x = torch.randn(500, 1, 8, 8)
     with torch.no_grad():
         assert al.distill(taught(x), original(x)) < al.distill(small(x), original(x))
+
+
+def test_nine_tenths_of_the_loss_are_the_teachers(trained: str, tmp_path: Path) -> None:
+    asked = replace(LEARNT, start_from=trained, teacher="original")
+    session = cli.training.prepare(asked, tmp_path / "run", no_progress)
+    work, x, y = session.work, torch.randn(9, 1, 8, 8), torch.arange(9)
+    assert work.teacher is not None
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    labels, told = cross_entropy(model(x), y), al.distill(model(x), work.teacher(x))
+    loss = loss_of(work, model, x, y)
+    torch.testing.assert_close(loss, 0.1 * labels + 0.9 * told)
 
 
 class StopsAt(cli.training.SilentCallback):
