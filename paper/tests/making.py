@@ -3,6 +3,8 @@
 from io import StringIO
 from typing import Any
 
+import pandas as pd
+
 from archlearn_paper.experiment import Row
 from archlearn_paper.runner import ProgressLines
 
@@ -21,7 +23,6 @@ class Counter(ProgressLines):
 def make_row(row: str, seed: int = 0, **given: Any) -> Row:
     """Return a row of a small LeNet, with what is given changed."""
     table: dict[str, Any] = {
-        "asked": f"{row} {seed}",
         "settings": {},
         "architecture": "2-3-4-10",
         "widths": {"conv1": 2, "conv2": 3, "fc1": 4, "fc2": 10},
@@ -37,3 +38,8 @@ def make_row(row: str, seed: int = 0, **given: Any) -> Row:
         "seconds": 1.0,
     }
     return Row(row=row, seed=seed, **(table | given))
+
+
+def rows_of(table: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Return the cells of a table, row by row."""
+    return list(table.itertuples(index=False, name=None))

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import archlearn as al
+from archlearn_paper import statistics
 from archlearn_paper.baselines.budget import BudgetError, is_within
 from archlearn_paper.comparison import find_comparisons, find_methods, make_experiment
 from archlearn_paper.comparison.methods import (
@@ -27,7 +28,7 @@ from archlearn_paper.comparison.methods import (
 from archlearn_paper.comparison.ranking import UNTUNED, name_result
 from archlearn_paper.comparison.stages import ComparisonStages
 from archlearn_paper.evaluation import measure_sizes
-from archlearn_paper.experiment import Experiment, FinishedRun, Origin, Row, Scale, group
+from archlearn_paper.experiment import Experiment, FinishedRun, Origin, Row, Scale
 from archlearn_paper.initial_networks import make_networks
 from archlearn_paper.recipes import reinitialise
 from archlearn_paper.results import Results, model_path, write_results
@@ -95,7 +96,7 @@ def first(folder: Path) -> tuple[Results, int, str]:
 def test_every_method_is_at_its_budget_after_the_same_epochs(
     first: tuple[Results, int, str],
 ) -> None:
-    groups = group([row for row in first[0].rows if row.seed != CALIBRATION_SEED])
+    groups = statistics.group([row for row in first[0].rows if row.seed != CALIBRATION_SEED])
     reached = [m for m in (*NAMES, SCRATCH, UNTUNED) if name_result(m, BUDGET) in groups]
     # Fastfood leaves the convolutions' 25,570 parameters alone
     assert set(NAMES) - set(reached) == {"fastfood"}
@@ -178,25 +179,6 @@ def test_a_comparison_without_its_models_makes_only_what_is_missing(
     assert len(again.out_of_reach) == 1
 
 
-def test_another_strength_makes_what_comes_of_it_anew(
-    first: tuple[Results, int, str], folder: Path, tmp_path: Path
-) -> None:
-    methods = find_methods(";".join(NAMES))
-    (l1,) = [each for each in methods if each.name == "l1 diagonal"]
-    # So little that rows are named as before.
-    other = replace(l1, strengths=[1.0001 * strength for strength in l1.strengths])
-    names = Names()
-    compare(
-        lose_models(folder, tmp_path), [other if each is l1 else each for each in methods], names
-    )
-    assert names.made == [
-        "l1 diagonal, strength 0.003, chosen by",
-        "l1 diagonal, strength 0.003, tried at 10000, chosen by",
-        "l1 diagonal, strength 0.003",
-        "l1 diagonal @ 10000",
-    ]
-
-
 SCALE = Scale(name="quick", seeds=(0,), epochs=2, limit=300, data="digits:28", batch_size=50)
 CONTEST = ComparisonSetup(model="lenet", budgets=(10_000,), scale=SCALE)
 
@@ -254,7 +236,7 @@ def who() -> nn.Module:
 
 
 def helped(*makes: Callable[..., nn.Module], parent: FinishedRun | None = None) -> list[Origin]:
-    return [Origin(how="", make=make, parent=parent, in_worker=True) for make in makes]
+    return [Origin(make=make, parent=parent, in_worker=True) for make in makes]
 
 
 def test_workers_are_other_processes_without_a_gpu() -> None:
@@ -263,7 +245,7 @@ def test_workers_are_other_processes_without_a_gpu() -> None:
         process, n_threads, hidden = network.get_parameter("weight").flatten().tolist()
         assert process != os.getpid()
         assert n_threads == hidden == 1
-    here = Origin(how="", make=who)
+    here = Origin(make=who)
     alone = make_networks(helped(who, who), 0), make_networks([*helped(who, who), here], 2)
     for network in (*alone[0].values(), alone[1][here]):
         assert network is not None
@@ -306,7 +288,7 @@ from archlearn_paper.experiment import Origin
 from archlearn_paper.initial_networks import make_networks
 makes = [partial(work, "one"), partial(work, "two")]
 try:
-    make_networks([Origin(how="", make=make, in_worker=True) for make in makes], 2)
+    make_networks([Origin(make=make, in_worker=True) for make in makes], 2)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """

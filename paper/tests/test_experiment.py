@@ -13,7 +13,6 @@ from archlearn_paper.statistics import (
     measure_spread,
     pair_by_seed,
     paired_p_value,
-    rank,
 )
 
 
@@ -73,11 +72,6 @@ def test_seeds_that_both_have_are_paired() -> None:
 def test_several_tests_are_corrected_by_holm() -> None:
     # 4 x 0.01, 3 x 0.02, then 2 x 0.03 that may not fall below 0.06, and 1 x 0.9
     assert correct_by_holm([0.02, 0.9, 0.01, 0.03]) == pytest.approx([0.06, 0.9, 0.04, 0.06])
-
-
-def test_equal_values_share_their_mean_place() -> None:
-    assert rank([30, 10, 20, 10]) == [4, 1.5, 3, 1.5]
-    assert rank([5, 5, 5]) == [2, 2, 2]
 
 
 def test_rank_correlation_is_blind_to_the_shape_of_a_rise() -> None:

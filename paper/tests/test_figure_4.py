@@ -17,6 +17,7 @@ from archlearn_paper.experiments.figure_4 import (
     propose_widths,
 )
 from archlearn_paper.plots import draw_figure_4
+from paper.tests import making
 from paper.tests.making import make_row
 
 pytest.importorskip("optuna")
@@ -70,7 +71,7 @@ def test_how_many_trainings_it_took() -> None:
     ].met
     # a search that was cut short shows nothing
     assert not EXPERIMENT.check(EXPERIMENT.derive(rows_of([0.9] * 19, learnt=0.5)))[0].met
-    assert EXPERIMENT.tabulate(derived)[0].rows[0][-1] == "2, not in 2"
+    assert making.rows_of(EXPERIMENT.tabulate(derived)[0])[0][-1] == "2, not in 2"
 
 
 def test_rows_become_trainings_of_their_own_panel() -> None:

@@ -76,9 +76,8 @@ def test_an_experiment_is_run_shown_written_and_not_run_again(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "arguments", "answer"),
     [
-        ({"quick": False}, "--quick", "lost (the full version); ask for them too, choose another"),
-        ({"data": "mnist"}, "--quick", "lost (data mnist)"),
-        ({"seeds": [0, 1, 2]}, "--quick --seeds 0,2", "lost (seed 1)"),
+        ({"quick": False}, "--quick", "choose another folder with --out, or replace them"),
+        ({"data": "mnist"}, "--quick", "data mnist"),
     ],
 )
 def test_results_are_never_replaced_by_lesser_ones(

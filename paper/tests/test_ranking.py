@@ -7,6 +7,7 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from archlearn import InputError
+from archlearn_paper.bounds import Check
 from archlearn_paper.comparison import FULL_COMPARISON, QUICK_COMPARISON, choose_setup, find_methods
 from archlearn_paper.comparison.methods import (
     CALIBRATION_SEED,
@@ -21,9 +22,9 @@ from archlearn_paper.comparison.methods import (
 )
 from archlearn_paper.comparison.ranking import LARGE, MethodRanking, name_result
 from archlearn_paper.comparison.stages import LATER_SEEDS, ComparisonStages
-from archlearn_paper.experiment import Check, FinishedRun, Row, Scale
+from archlearn_paper.experiment import FinishedRun, Row, Scale
 from archlearn_paper.plots import draw_comparison
-from paper.tests.making import make_row
+from paper.tests.making import make_row, rows_of
 from tests.cli.commands import run_here
 
 BUDGET = 1000
@@ -114,22 +115,25 @@ def test_the_search_is_counted_apart() -> None:
     assert derived["search"]["l1 diagonal"] == {"runs": 2, "epochs": 60}
     assert derived["search"][OURS] == {"runs": 1, "epochs": 60}
     assert derived["search"]["taylor"] == {"runs": 0, "epochs": 0}
-    assert VERDICT.tabulate(derived)[1].rows[0][-1] == "2 runs, 60 epochs"
+    assert rows_of(VERDICT.tabulate(derived)[1])[0][-1] == "2 runs, 60 epochs"
 
 
 def test_the_table_marks_the_first_and_dashes_what_cannot_be() -> None:
     rows = results(OURS, [99.0, 99.2]) + results("svd", [98.0, 98.2])
     accuracies, costs, leads = VERDICT.tabulate(VERDICT.derive(rows))
-    assert leads.rows == (("svd", "1.000 ± 0.000", "–"),)
-    assert accuracies.rows == ((OURS, "**99.10 ± 0.14**", "–"), ("svd", "98.10 ± 0.14", "–"))
-    assert [row[2] for row in costs.rows] == ["yes", "yes"]
+    assert rows_of(leads) == [("svd", "1.000 ± 0.000", "–")]
+    assert rows_of(accuracies) == [
+        (OURS, "**99.10 ± 0.14**", "–"),
+        ("svd", "98.10 ± 0.14", "–"),
+    ]
+    assert [row[2] for row in rows_of(costs)] == ["yes", "yes"]
 
 
 def test_the_table_says_where_seeds_are_more_or_fewer_than_most_have() -> None:
     rows = results(OURS, [99.0, 99.2, 99.1]) + results("l0 gates", [98.0])
     rows += results("svd", [98.0, 98.2]) + results("taylor", [97.0, 97.2])
     accuracies, *_ = VERDICT.tabulate(VERDICT.derive(rows))
-    assert [row[1] for row in accuracies.rows] == [
+    assert [row[1] for row in rows_of(accuracies)] == [
         "**99.10 ± 0.10** (3 seeds)", "98.00 (1 seeds)", "97.10 ± 0.14", "98.10 ± 0.14",
     ]  # fmt: skip
 

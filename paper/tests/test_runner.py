@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -16,8 +17,6 @@ from archlearn import DataError, RunInterruptedError, SettingsError
 from archlearn_cli.data.standard_datasets import load_digits
 from archlearn_cli.training import GateSettings, HardwareSettings, RunSettings
 from archlearn_paper.baselines.budget import BudgetError
-from archlearn_paper.commands import PageOptions, request_comparison
-from archlearn_paper.comparison import choose_setup, find_methods
 from archlearn_paper.experiment import (
     FULL,
     QUICK,
@@ -29,7 +28,6 @@ from archlearn_paper.experiment import (
     Scale,
 )
 from archlearn_paper.experiments import TITLES, find_experiment
-from archlearn_paper.recipes import Given, Holder
 from archlearn_paper.results import (
     Results,
     find_commit,
@@ -38,7 +36,7 @@ from archlearn_paper.results import (
     results_path,
     write_results,
 )
-from archlearn_paper.runner import RunRequest, check_earlier, run_key, run_stages
+from archlearn_paper.runner import RunRequest, check_earlier, run_stages
 from paper.tests.making import make_row
 
 SCALE = replace(FULL, seeds=(0, 1), epochs=2, limit=200, data="digits")
@@ -80,7 +78,7 @@ def train_plainly(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
 def go_on(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     works: list[Run] = []
     for finished in done:
-        origin = Origin(how="as it is", make=copy.deepcopy, parent=finished)
+        origin = Origin(make=copy.deepcopy, parent=finished)
         asked = settings(scale, finished.row.seed)
         works.append(Run(row="again", settings=asked, origin=origin, is_trained=False))
         works.append(Run(row="longer", settings=asked, origin=origin))
@@ -92,7 +90,7 @@ def go_on_further(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
         Run(row=f"further {row.seed}", settings=settings(scale, row.seed), origin=origin)
         for finished in done
         if (row := finished.row).row == "longer"
-        for origin in [Origin(how="as it is", make=copy.deepcopy, parent=finished)]
+        for origin in [Origin(make=copy.deepcopy, parent=finished)]
     ]
 
 
@@ -221,11 +219,15 @@ def test_every_run_tells_the_commit_that_made_it(
     assert re.fullmatch(r"[0-9a-f]{7,}\+?", find_commit())
 
 
-def test_another_seed_is_added_and_other_settings_are_run_again(tmp_path: Path) -> None:
+def test_another_seed_is_added_and_another_scale_is_run_again(tmp_path: Path) -> None:
     carry_out(tmp_path)
-    more = carry_out(tmp_path, scale=replace(SCALE, seeds=(0, 1, 2)))
-    assert more == ["plain 2", "again 2", "longer 2"]
-    assert carry_out(tmp_path, scale=replace(SCALE, seeds=(0, 1, 2), limit=150)) == [
+    more = replace(SCALE, seeds=(0, 1, 2))
+    assert carry_out(tmp_path, scale=more) == ["plain 2", "again 2", "longer 2"]
+    notebook = Notebook()
+    fewer = replace(more, limit=150)
+    order = RunRequest(experiment=EXPERIMENT, scale=fewer, folder=tmp_path, command="", force=True)
+    run_stages(order, notebook)
+    assert notebook.made == [
         "plain 0", "plain 1", "plain 2", "again 0", "again 1", "again 2",
         "longer 0", "longer 1", "longer 2",
     ]  # fmt: skip
@@ -234,36 +236,6 @@ def test_another_seed_is_added_and_other_settings_are_run_again(tmp_path: Path) 
 def delete_models(folder: Path, pattern: str = "*") -> None:
     for path in (folder / "models" / "trial").glob(pattern):
         path.unlink()
-
-
-def test_what_is_done_after_an_epoch_counts_as_asked_for() -> None:
-    run = Run(row="a", settings=settings(SCALE, 0))
-    held = [Holder(given=Given(widths={"1": n}), first=0, last=1) for n in (3, 3, 4)]
-    keys = [run_key(replace(run, after_epoch=holder)) for holder in held]
-    assert keys[0] == keys[1] != keys[2]
-    assert run_key(run) not in keys
-    assert run_key(run) != run_key(replace(run, finish_compact=True))
-
-
-def test_a_network_counts_by_the_run_that_it_comes_from_and_how() -> None:
-    run = Run(row="a", settings=settings(SCALE, 0))
-    parents = [FinishedRun(row=make_row("p", asked=key), path=Path("none")) for key in "xyx"]
-    origins = [
-        Origin(how="thinner", make=copy.deepcopy),
-        Origin(how="other", make=copy.deepcopy),
-        *(Origin(how="thinner", make=copy.deepcopy, parent=parent) for parent in parents),
-    ]
-    keys = [run_key(run), *(run_key(replace(run, origin=origin)) for origin in origins)]
-    assert keys[3] == keys[5]
-    assert len(set(keys)) == 5
-    assert run_key(replace(run, network=nn.Linear(2, 2))) == run_key(run)
-
-
-def test_where_a_run_is_computed_does_not_count_as_asked_for() -> None:
-    run = Run(row="a", settings=settings(SCALE, 0))
-    elsewhere = replace(run.settings, hardware=HardwareSettings(threads=3))
-    assert run_key(run) == run_key(replace(run, settings=elsewhere))
-    assert run_key(run) != run_key(replace(run, settings=settings(SCALE, 1)))
 
 
 def test_finished_runs_need_no_models(tmp_path: Path) -> None:
@@ -317,7 +289,7 @@ def test_a_run_that_cannot_meet_its_budget_is_left_out_for_good(tmp_path: Path) 
 
     def thin(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
         (finished,) = [done for done in done if done.row.seed == 0]
-        origin = Origin(how="thin", make=refuse, parent=finished)
+        origin = Origin(make=refuse, parent=finished)
         return [Run(row="thin", settings=settings(scale, 0), origin=origin)]
 
     experiment = replace(EXPERIMENT, stages=(train_plainly, thin, by_the_rows_alone))
@@ -337,15 +309,6 @@ def test_models_that_nobody_needs_may_be_lost(tmp_path: Path) -> None:
         return {"n": len(list(done.load_model().parameters()))} if done.row.row == "plain" else {}
 
     assert carry_out(tmp_path, replace(experiment, measure=measure)) == ["plain 0", "plain 1"]
-
-
-def test_runs_of_another_experiment_are_borrowed(tmp_path: Path) -> None:
-    carry_out(tmp_path)
-    shorter = replace(EXPERIMENT, name="other", stages=(train_plainly,), borrows=("trial",))
-    assert carry_out(tmp_path, shorter) == []
-    assert carry_out(tmp_path, replace(shorter, stages=(train_plainly, train_no_more))) == []
-    stranger = replace(shorter, name="stranger", borrows=())
-    assert carry_out(tmp_path, stranger) == ["plain 0", "plain 1"]
 
 
 def test_what_is_measured_of_a_model_is_measured_once(tmp_path: Path) -> None:
@@ -443,21 +406,14 @@ def test_runs_of_several_folders_are_joined(tmp_path: Path) -> None:
     assert join_results([tmp_path / "2"], "trial") is None
 
 
-COMPARISON = "compare-lenet-digits-28"
-ROWS = (
-    "archlearn, strength 0.1 on neurons", "archlearn @ 5000", "svd @ 5000", "svd @ 10000",
-    "svd, not fine-tuned @ 5000", "its architecture from scratch @ 5000",
-    "neuron pruning @ 5000, round 1",
-)  # fmt: skip
-ALL_METHODS = "archlearn; svd; neuron pruning"
 EARLIER = replace(FULL, seeds=(0, 1), data="digits:28", epochs=30)
 
 
-def write_earlier(folder: Path, name: str, *, quick: bool = False) -> None:
+def write_earlier(folder: Path, name: str, *, quick: bool = False, scale: Scale = EARLIER) -> None:
     results = Results(
         experiment=name, command="", date="", hardware={}, versions={}, seeds=EARLIER.seeds,
-        quick=quick, scale=asdict(EARLIER),
-        rows=[make_row(row, settings={"model": "lenet"}) for row in ROWS],
+        quick=quick, scale=asdict(scale),
+        rows=[make_row("depth 6", settings={"model": "lenet"})],
     )  # fmt: skip
     write_results(folder, results)
 
@@ -468,22 +424,23 @@ def ask(folder: Path, scale: Scale) -> RunRequest:
 
 
 @pytest.mark.parametrize(
-    ("scale", "lost"),
+    ("scale", "found"),
     [
-        (replace(EARLIER, seeds=(0, 2)), "seed 1"),
         (replace(EARLIER, data="mnist"), "data digits:28"),
-        (replace(EARLIER, name=QUICK.name), "the full version"),
+        (replace(EARLIER, name=QUICK.name), "name full"),
         (replace(EARLIER, epochs=5), "epochs 30"),
     ],
 )
-def test_fewer_results_are_refused_unless_forced(scale: Scale, lost: str, tmp_path: Path) -> None:
+def test_results_of_another_scale_are_kept_unless_forced(
+    scale: Scale, found: str, tmp_path: Path
+) -> None:
     write_earlier(tmp_path, "table-3")
-    with pytest.raises(SettingsError, match=rf"table-3.json holds .* lost \({lost}\).*--force"):
+    with pytest.raises(SettingsError, match=rf"table-3.*json holds results .*{found}.*--force"):
         check_earlier(ask(tmp_path, scale))
     check_earlier(replace(ask(tmp_path, scale), force=True))
 
 
-def test_more_results_are_not_refused(tmp_path: Path) -> None:
+def test_results_of_the_same_scale_or_of_a_quick_version_are_gone_on_with(tmp_path: Path) -> None:
     check_earlier(ask(tmp_path, EARLIER))
     write_earlier(tmp_path, "table-3")
     check_earlier(ask(tmp_path, replace(EARLIER, seeds=(0, 1, 2))))
@@ -491,27 +448,43 @@ def test_more_results_are_not_refused(tmp_path: Path) -> None:
     check_earlier(ask(tmp_path, replace(EARLIER, seeds=(7,), epochs=60)))
 
 
-@pytest.mark.parametrize(
-    ("methods", "budgets", "lost"),
-    [
-        ("archlearn; neuron pruning", "5000,10000", "svd @ 5000, svd @ 10000"),
-        (ALL_METHODS, "5000", "svd @ 10000"),
-        (ALL_METHODS, "5000,10000", None),
-    ],
-)
-def test_a_comparison_of_fewer_methods_or_budgets_is_refused(
-    methods: str, budgets: str, lost: str | None, tmp_path: Path
-) -> None:
-    write_earlier(tmp_path, COMPARISON)
-    contest = choose_setup(model="lenet", data="digits:28", budgets=budgets, seeds="0,1", epochs=30)
-    request = request_comparison(
-        PageOptions(out=tmp_path, command=""), contest, find_methods(methods)
-    )
-    if lost is None:
-        check_earlier(request)
-        return
-    with pytest.raises(SettingsError, match=rf"lost \({lost}\); ask for them too"):
-        check_earlier(request)
+def test_where_the_images_lie_makes_no_difference(tmp_path: Path) -> None:
+    images = replace(EARLIER, data="tiny-imagenet:/here")
+    write_earlier(tmp_path, "table-3", scale=images)
+    check_earlier(ask(tmp_path, replace(images, data="tiny-imagenet:there")))
+
+
+def test_seeds_and_rows_that_are_not_asked_for_stay(tmp_path: Path) -> None:
+    carry_out(tmp_path, scale=replace(SCALE, seeds=(0, 1, 2)))
+    assert carry_out(tmp_path, replace(EXPERIMENT, stages=(train_plainly,))) == []
+    results = read_results(tmp_path, "trial")
+    assert results is not None
+    assert len(results.rows) == 9
+
+
+def test_another_version_of_an_experiment_makes_its_runs_again(tmp_path: Path) -> None:
+    carry_out(tmp_path)
+    newer = replace(EXPERIMENT, version=2)
+    with pytest.raises(SettingsError, match=r"version 1 at .* and version 2 at .*--force"):
+        carry_out(tmp_path, newer)
+    order = RunRequest(experiment=newer, scale=SCALE, folder=tmp_path, command="trial", force=True)
+    notebook = Notebook()
+    run_stages(order, notebook)
+    assert notebook.made == ALL
+    assert carry_out(tmp_path, newer) == []
+
+
+def test_a_page_does_not_wait_for_an_extra_stage(tmp_path: Path) -> None:
+    extended = replace(EXPERIMENT, extra=by_the_rows_alone)
+    order = RunRequest(
+        experiment=extended, scale=SCALE, folder=tmp_path, command="trial", until=math.inf,
+        rows=("plain", "again", "longer"),
+    )  # fmt: skip
+    assert run_stages(order, Notebook()) is not None
+    assert carry_out(tmp_path, extended) == ["next 10", "next 11"]
+    results = read_results(tmp_path, "trial")
+    assert results is not None
+    assert results.derived["order"][-2:] == ["next 10", "next 11"]
 
 
 @pytest.mark.parametrize("name", [name for name in TITLES if name != "table-4"])
@@ -519,8 +492,11 @@ def test_full_results_of_the_repository_are_gone_on_with(name: str) -> None:
     """Of table 4 the results are of an earlier plan; later stages need models."""
     experiment, folder = find_experiment(name), Path(__file__).parents[2] / "results"
     scale = replace(FULL, seeds=tuple(range(experiment.n_seeds)))
-    found = [read_results(folder, each) for each in (*experiment.borrows, name)]
-    known = {row.asked for results in found if results for row in results.rows}
+    results = read_results(folder, name)
+    assert results is not None
+    request = RunRequest(experiment=experiment, scale=scale, folder=folder, command="")
+    check_earlier(request)
+    known = {row.key for row in results.rows}
     runs = experiment.stages[0](scale, [])
-    assert [run.row for run in runs if run_key(run) not in known] == []
+    assert [run.key for run in runs if run.key not in known] == []
     assert runs

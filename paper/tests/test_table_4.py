@@ -11,13 +11,14 @@ from PIL import Image
 
 import archlearn as al
 from archlearn import SettingsError
+from archlearn_paper.bounds import Check
 from archlearn_paper.caffenet import CaffeNet
-from archlearn_paper.experiment import FULL, QUICK, Check, Origin, Row
+from archlearn_paper.experiment import FULL, QUICK, Origin, Row
 from archlearn_paper.experiments import find_experiment, table_4
 from archlearn_paper.experiments.table_4 import SHARES, CaseStudy, RelaxDropout
 from archlearn_paper.results import Results, model_path
 from archlearn_paper.runner import ProgressLines, RunRequest, run_stages
-from paper.tests.making import make_row
+from paper.tests.making import make_row, rows_of
 
 RIVALS = ["taylor", "torch-pruning", "svd", "neuron pruning"]
 ROWS = [
@@ -93,14 +94,14 @@ def test_an_error_too_wide_or_a_single_run_shows_nothing(
 def test_tables_state_the_paper_beside_ours() -> None:
     rows = [make_row("reference", parameters=1000), make_row("SVD-quarter-F", parameters=420)]
     table, *_ = table_4.EXPERIMENT.tabulate(table_4.EXPERIMENT.derive(rows))
-    line = next(row for row in table.rows if row[0] == "SVD-quarter-F")
+    line = next(row for row in rows_of(table) if row[0] == "SVD-quarter-F")
     assert line[1:4] == ("25.6", "56.19", "58")
     assert line[6] == "58.0"
 
 
 def test_learnt_widths_of_the_full_version_are_multiples_of_eight_in_each_group() -> None:
     scale = replace(FULL, data="tiny-imagenet:none")
-    run = table_4._learn(scale, 0, Origin(how="", make=torch.nn.Identity), "AL-all")
+    run = table_4._learn(scale, 0, Origin(make=torch.nn.Identity), "AL-all")
     assert run.settings.gates.multiple_of == 16
 
 

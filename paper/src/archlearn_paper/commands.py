@@ -18,8 +18,7 @@ from archlearn_paper.comparison import (
     make_experiment,
     name_comparison,
 )
-from archlearn_paper.comparison.methods import SCRATCH, ComparisonSetup, Method, check_setup
-from archlearn_paper.comparison.ranking import UNTUNED, read_result
+from archlearn_paper.comparison.methods import ComparisonSetup, Method, check_setup
 from archlearn_paper.experiment import FULL, QUICK, Experiment, Scale, parse_seeds
 from archlearn_paper.experiments import TITLES, find_experiment
 from archlearn_paper.parallel_runs import SIDE_BY_SIDE
@@ -144,9 +143,7 @@ def _list_pages(asked: PageOptions, images: str | None) -> dict[str, Callable[[]
     return pages
 
 
-def request_runs(
-    asked: PageOptions, experiment: Experiment, scale: Scale, includes: Callable[[str], bool] = bool
-) -> RunRequest:
+def request_runs(asked: PageOptions, experiment: Experiment, scale: Scale) -> RunRequest:
     """Return what is to be made of an experiment."""
     return RunRequest(
         experiment=experiment,
@@ -155,7 +152,6 @@ def request_runs(
         command=asked.command,
         side_by_side=asked.side_by_side,
         force=asked.force,
-        includes=includes,
         rows=tuple(part.strip() for part in (asked.rows or "*").split(";")),
         until=asked.until,
     )
@@ -194,14 +190,8 @@ def request_comparison(
 ) -> RunRequest:
     """Return what a comparison of some methods asks for."""
     check_setup(setup)
-    names = {each.name for each in methods} | {UNTUNED, SCRATCH}
-
-    def includes(row: str) -> bool:
-        result = read_result(row)
-        return result is None or (result[0] in names and result[1] in setup.budgets)
-
     experiment = make_experiment(setup.model, setup.scale.data, setup.budgets, methods)
-    return request_runs(asked, experiment, setup.scale, includes)
+    return request_runs(asked, experiment, setup.scale)
 
 
 def _show(experiment: Experiment, results: Results, folder: Path) -> bool:

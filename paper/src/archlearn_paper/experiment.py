@@ -1,18 +1,20 @@
 """An experiment as data: stages of runs, rows of results, checks, tables."""
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pandas as pd
 from torch import nn
 
 from archlearn.errors import SettingsError
 from archlearn.serialization import load
 from archlearn_cli.training.settings import RunSettings
-from archlearn_paper.statistics import measure_spread
+from archlearn_paper.bounds import Check
+
+RunKey = tuple[str, int]
+"""The row and the seed of a run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +23,6 @@ class Row:
 
     Attributes:
         row: Which row or point of the experiment, as "AL1".
-        asked: What was asked for, in short; a run of the same is not made again.
         widths: Channels and neurons by layer, the outputs among them.
         train_loss: Of the final model on all that it learnt from.
         seconds: Wall-clock time of the team the run was in.
@@ -33,7 +34,6 @@ class Row:
 
     row: str
     seed: int
-    asked: str = ""
     settings: Mapping[str, Any]
     architecture: str
     widths: Mapping[str, int]
@@ -51,6 +51,11 @@ class Row:
     digest: str = ""
     history: Sequence[Mapping[str, Any]] = ()
     measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def key(self) -> RunKey:
+        """Return what names the run."""
+        return self.row, self.seed
 
     @property
     def error(self) -> float:
@@ -77,39 +82,6 @@ def read_row(table: Mapping[str, Any]) -> Row:
     """Return a row from plain data; names it does not know are left aside."""
     known = {item.name for item in fields(Row)}
     return Row(**{name: value for name, value in table.items() if name in known})
-
-
-def group(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the rows by name, in order of their first appearance."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.row, []).append(row)
-    return groups
-
-
-def spread_of(rows: Sequence[Row], number: Callable[[Row], float]) -> dict[str, Any]:
-    """Return the spread of one number over rows."""
-    return measure_spread([number(row) for row in rows])
-
-
-def summarise_rows(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what a table states of the seeds of one row."""
-    return {
-        "seeds": [row.seed for row in rows],
-        "architectures": [row.architecture for row in rows],
-        "parameters": spread_of(rows, lambda row: row.parameters),
-        "multiply_adds": spread_of(rows, lambda row: row.multiply_adds),
-        "neurons": spread_of(rows, lambda row: row.n_neurons),
-        "layers": spread_of(rows, lambda row: row.n_layers),
-        "accuracy": spread_of(rows, lambda row: row.accuracy),
-        "train_loss": spread_of(rows, lambda row: row.train_loss),
-    }
-
-
-def read_paper(table: str) -> dict[str, dict[str, Any]]:
-    """Return the rows of a table of the paper by their names, as `paper.toml` has them."""
-    text = resources.files("archlearn_paper").joinpath("paper.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)[table]
 
 
 SweepPoint = TypeVar("SweepPoint")
@@ -192,7 +164,7 @@ class FinishedRun:
     def load_model(self) -> nn.Module:
         """Return the compact model; where its file is gone, the runner makes the run again."""
         if not self.path.is_file():
-            raise MissingModelError(self.row.asked)
+            raise MissingModelError(self.row.key)
         return load(self.path)
 
 
@@ -201,13 +173,11 @@ class Origin:
     """Where the network comes from that a run starts from; runs may share one.
 
     Attributes:
-        how: In what way, in short: with the key of the parent it is part of the run's own key.
         make: Makes it, of the parent's compact model if there is a parent.
         parent: The finished run that it is made of.
         in_worker: Whether another process may make it. A penalty is not saved with its network.
     """
 
-    how: str
     make: Callable[..., nn.Module]
     parent: FinishedRun | None = None
     in_worker: bool = False
@@ -243,55 +213,10 @@ class Run:
     finish_compact: bool = False
     measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """One thing that an experiment must show: what was to be found, and what was."""
-
-    what: str
-    measured: str
-    bound: str
-    met: bool
-
-
-def check_at_least(
-    what: str, found: Mapping[str, Any], bound: float, *, unit: str = " %", digits: int = 3
-) -> Check:
-    """Return whether a mean less one error of it reaches a bound; of one run nobody knows."""
-    measured = write_with_error(found, "−", digits) + unit
-    met = reaches(found, bound)
-    return Check(what=what, measured=measured, bound=f"≥ {bound:g}{unit}", met=met)
-
-
-def check_at_most(
-    what: str, found: Mapping[str, Any], bound: float, *, unit: str = " %", digits: int = 3
-) -> Check:
-    """Return whether a mean plus one error of it stays within a bound; of one run nobody knows."""
-    measured = write_with_error(found, "+", digits) + unit
-    met = found["error"] is not None and found["mean"] + found["error"] <= bound
-    return Check(what=what, measured=measured, bound=f"≤ {bound:g}{unit}", met=met)
-
-
-def reaches(found: Mapping[str, Any], bound: float) -> bool:
-    """Return whether a mean less one error of it reaches a bound."""
-    return found["error"] is not None and found["mean"] - found["error"] >= bound
-
-
-def write_with_error(found: Mapping[str, Any], sign: str = "−", digits: int = 3) -> str:
-    """Write a mean and the error that is taken off or added: `99.150 − 0.031`."""
-    mean = f"{found['mean']:.{digits}f}"
-    if found["error"] is None:
-        return f"{mean} (one run: its error is unknown)"
-    return f"{mean} {sign} {found['error']:.{digits}f}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResultTable:
-    """What is printed: the paper's numbers beside ours."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    title: str = ""
+    @property
+    def key(self) -> RunKey:
+        """Return what names the run: its settings follow from these, scale and version."""
+        return self.row, self.settings.seed
 
 
 Stage = Callable[[Scale, Sequence[FinishedRun]], Sequence[Run]]
@@ -310,7 +235,8 @@ class Experiment:
         check: Returns what must be shown, and whether it was, from the derived numbers.
         tabulate: Returns the tables, from the derived numbers.
         measure: Returns more numbers of a finished run's model; {} where there are none.
-        borrows: Experiments whose finished runs count here too, if the same was asked of them.
+        extra: A last stage that the page does not wait for: it says which of its runs are missing.
+        version: Counted up by a change of what a row is: runs of another version are made again.
         keeps_history: Whether the epochs of every run are written down.
         n_seeds: Seeds of the full version, from 0 on; fixed before any of them was run.
     """
@@ -320,8 +246,9 @@ class Experiment:
     stages: tuple[Stage, ...]
     derive: Callable[[Sequence[Row]], dict[str, Any]]
     check: Callable[[Derived], list[Check]]
-    tabulate: Callable[[Derived], list[ResultTable]]
+    tabulate: Callable[[Derived], list[pd.DataFrame]]
     measure: Callable[[Scale, FinishedRun], dict[str, Any]] | None = None
-    borrows: tuple[str, ...] = ()
+    extra: Stage | None = None
+    version: int = 1
     keeps_history: bool = False
     n_seeds: int = 5

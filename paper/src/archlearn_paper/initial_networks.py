@@ -27,7 +27,7 @@ def start_runs(runs: Sequence[Run]) -> list[Run]:
     """
     origins = list(dict.fromkeys(run.origin for run in runs if run.origin is not None))
     parents = [origin.parent for origin in origins if origin.parent is not None]
-    lost = {parent.row.asked for parent in parents if not parent.path.is_file()}
+    lost = {parent.row.key for parent in parents if not parent.path.is_file()}
     if lost:
         raise MissingModelError(*lost)
     made = make_networks(origins)

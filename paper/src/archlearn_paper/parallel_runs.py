@@ -30,6 +30,7 @@ from archlearn_cli.training.checkpoint import order_of_epoch
 from archlearn_cli.training.cuda_graph import CapturedStepper
 from archlearn_cli.training.defaults import derive_sizes
 from archlearn_cli.training.hardware import start_fabric
+from archlearn_cli.training.objectives import in_format_of
 from archlearn_cli.training.run_setup import Session, open_session, set_layout_
 from archlearn_cli.training.settings import to_table
 from archlearn_cli.training.train_step import has_gates
@@ -235,8 +236,8 @@ def _summarise(active: _ActiveRun, last: Session, seconds: float) -> Outcome:
     architecture = "-".join(map(str, widths_of(session.work.model).values()))
     if has_gates(session.work.model):
         gated = copy.deepcopy(session.work.model).cpu()
-        pay = session.settings.strengths.pay
-        architecture = str(read_architecture(gated, session.example, pay=pay))
+        example, pay = in_format_of(gated, session.example), session.settings.strengths.pay
+        architecture = str(read_architecture(gated, example, pay=pay))
     row = Row(
         row=active.run.row,
         seed=session.settings.seed,
@@ -257,8 +258,9 @@ def _compact_trained(session: Session) -> nn.Module:
     set_layout_(model, torch.contiguous_format)
     if not has_gates(model):
         return model
-    asked = plan(model, session.example, pay=session.settings.strengths.pay)
-    return compact(model, session.example, plan=asked)
+    example = in_format_of(model, session.example)
+    asked = plan(model, example, pay=session.settings.strengths.pay)
+    return compact(model, example, plan=asked)
 
 
 def _describe_gates(active: _ActiveRun) -> list[dict[str, Any]]:

@@ -7,8 +7,10 @@ architecture fresh weights.
 """
 
 import copy
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import resources
 from typing import Any, Literal
 
 import torch
@@ -52,6 +54,12 @@ the grid of `results/learning.md`."""
 FINE_TUNING = 0.3
 """Epochs of fine-tuning as a part of those of training, which come before."""
 FINE_TUNING_RATE_OF_AN_EXAMPLE = RATE_OF_AN_EXAMPLE / 2
+
+
+def read_paper(table: str) -> dict[str, dict[str, Any]]:
+    """Return the rows of a table of the paper by their names, as `paper.toml` has them."""
+    text = resources.files("archlearn_paper").joinpath("paper.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)[table]
 
 
 def baseline(scale: Scale, seed: int) -> RunSettings:

@@ -11,9 +11,10 @@ from typing import Any
 
 from archlearn.errors import DataError
 from archlearn_cli.data.file_cache import write_atomically
-from archlearn_paper.experiment import Row, read_row
+from archlearn_paper.experiment import Row, RunKey, read_row
 
-_FORMAT = 1
+_FORMAT = 2
+"""1 had hashes of settings in place of versions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +22,8 @@ class Results:
     """All that is known of an experiment.
 
     Attributes:
-        out_of_reach: Keys of the runs that are left out: no network of theirs meets the budget.
+        out_of_reach: Runs that are left out: no network of theirs meets the budget.
+        version: Of the experiment.
         derived: Numbers that are there once all runs are.
     """
 
@@ -35,7 +37,8 @@ class Results:
     scale: Mapping[str, Any]
     rows: Sequence[Row]
     seconds: float = 0.0
-    out_of_reach: Sequence[str] = ()
+    out_of_reach: Sequence[RunKey] = ()
+    version: int = 1
     derived: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -105,7 +108,7 @@ def join_results(folders: Sequence[Path], name: str) -> Results | None:
     found = [part for part in parts if part is not None]
     if not found:
         return None
-    rows = {row.asked: row for part in found for row in part.rows}
+    rows = {row.key: row for part in found for row in part.rows}
     return replace(
         found[0],
         command=" && ".join(dict.fromkeys(part.command for part in found)),

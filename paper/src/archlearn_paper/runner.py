@@ -2,10 +2,10 @@
 
 import datetime
 import hashlib
-import json
 import math
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,7 +18,7 @@ from archlearn.serialization import save
 from archlearn_cli.data.dataset_registry import load_examples
 from archlearn_cli.training.hardware import describe_hardware, describe_versions, start_fabric
 from archlearn_cli.training.run_directory import check_writable
-from archlearn_cli.training.settings import HardwareSettings, to_table
+from archlearn_cli.training.settings import HardwareSettings
 from archlearn_paper.evaluation import evaluate_run
 from archlearn_paper.experiment import (
     QUICK,
@@ -27,6 +27,7 @@ from archlearn_paper.experiment import (
     MissingModelError,
     Row,
     Run,
+    RunKey,
     Scale,
     Stage,
 )
@@ -40,34 +41,6 @@ from archlearn_paper.results import (
     results_path,
     write_results,
 )
-
-_LENGTH = 16
-# Settings that came after the first results: as these they change nothing, and do not count.
-_ADDED_LATER = {"normalise": "data", "multiple_of": 1}
-
-
-def run_key(work: Run) -> str:
-    """Return a text that is the same for the same row, settings and origin, and no others.
-
-    What is done after an epoch counts by its `repr`, the network that a run starts from by where it
-    comes from. Where and how fast the arithmetic is done does not count, nor does the code.
-    """
-    settings = to_table(work.settings)
-    settings.pop("hardware", None)
-    settings.pop("record", None)
-    for name, value in _ADDED_LATER.items():
-        for table in (settings, settings["gates"]):
-            if table.get(name) == value:
-                del table[name]
-    asked: list[Any] = [work.row, settings]
-    if work.is_trained:
-        asked += [repr(work.after_epoch), work.finish_compact]
-    if work.origin is not None:
-        parent = work.origin.parent
-        asked += [work.origin.how, parent and parent.row.asked]
-    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-    return f"{'trained' if work.is_trained else 'measured'}-{digest[:_LENGTH]}"
-
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -113,7 +86,6 @@ class RunRequest:
     """What is to be carried out, and where to: results into a folder, models below it.
 
     Attributes:
-        includes: Whether rows of a name are among those that are asked for.
         rows: Patterns of the rows that are made now, as "AL*"; others are left for another time.
         until: Time of `time.monotonic` after which no run begins.
     """
@@ -124,48 +96,41 @@ class RunRequest:
     command: str
     side_by_side: int = SIDE_BY_SIDE
     force: bool = False
-    includes: Callable[[str], bool] = bool
     rows: tuple[str, ...] = ("*",)
     until: float = math.inf
 
 
 def check_earlier(request: RunRequest) -> None:
-    """Refuse to replace earlier results by fewer ones, unless that is asked for.
+    """Refuse to replace results of another scale or version, unless that is asked for.
 
-    Those of the full version, of other data or epochs, and of seeds or rows besides would be lost;
-    the full version may take the place of a quick one.
+    The full version may take the place of a quick one.
     """
-    name = request.experiment.name
-    lost: list[str] = []
     for unfinished in (False, True):
-        before = read_results(request.folder, name, unfinished=unfinished)
-        if before is not None and not request.force:
-            lost += _list_lost(before, request)
-    if lost:
+        before = read_results(request.folder, request.experiment.name, unfinished=unfinished)
+        if before is None or request.force or _continues(request, before):
+            continue
+        if before.quick and request.scale.name != QUICK.name:
+            continue
         raise SettingsError(
-            f"{results_path(request.folder, name)} holds results that would be lost "
-            f"({', '.join(dict.fromkeys(lost))}); ask for them too, choose another folder "
-            "with --out, or replace them with --force"
+            f"{results_path(request.folder, request.experiment.name, unfinished=unfinished)} holds "
+            f"results of version {before.version} at {_name_scale(before.scale)}, and version "
+            f"{request.experiment.version} at {_name_scale(asdict(request.scale))} was asked for; "
+            "choose another folder with --out, or replace them with --force"
         )
 
 
-def _list_lost(before: Results, request: RunRequest) -> list[str]:
-    """Return what results hold that is not asked for; of a quick version all may go."""
-    scale, is_quick = request.scale, request.scale.name == QUICK.name
-    if before.quick and not is_quick:
-        return []
-    lost = [] if before.quick else ["the full version"] * is_quick
-    held = {"data": _name_data(before.scale.get("data")), "epochs": before.scale.get("epochs")}
-    asked = {"data": _name_data(scale.data), "epochs": scale.epochs}
-    lost += [f"{name} {value}" for name, value in held.items() if value not in (None, asked[name])]
-    lost += [f"seed {seed}" for seed in before.seeds if seed not in scale.seeds]
-    return lost + list(dict.fromkeys(r.row for r in before.rows if not request.includes(r.row)))
+def _continues(request: RunRequest, before: Results) -> bool:
+    """Return whether the rows of earlier results are those that are asked for now."""
+    held, asked = (
+        {name: value for name, value in scale.items() if name != "seeds"}
+        | {"data": re.sub("^(tiny-imagenet):.*", r"\1", scale.get("data", ""))}
+        for scale in (before.scale, asdict(request.scale))
+    )
+    return before.version == request.experiment.version and held == asked
 
 
-def _name_data(data: str | None) -> str | None:
-    """Return the name of data; where the images of a known set lie makes no difference."""
-    kind = (data or "").partition(":")[0]
-    return kind if kind == "tiny-imagenet" else data
+def _name_scale(scale: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {scale.get(name)}" for name in ("name", "data", "epochs", "limit"))
 
 
 def run_stages(request: RunRequest, callback: ProgressLines) -> Results | None:
@@ -173,16 +138,11 @@ def run_stages(request: RunRequest, callback: ProgressLines) -> Results | None:
 
     Every finished run is written down at once, so that an interrupted experiment goes on where
     it was, from the results alone: a model is needed only where a missing run starts from it, and
-    made again if it is gone. A run whose settings have changed since is made again. None is
-    returned where the time was up before all runs were there, or some of them were not to be made.
+    made again if it is gone. A row and a seed name a run; those of another scale or version of the
+    experiment are made again. None is returned where the time was up before all runs were there,
+    or some of them were not to be made.
     """
     check_earlier(request)
-    if request.scale.data == "mnist" and load_examples("mnist").name != "mnist":
-        raise DataError(
-            "MNIST could not be had, and results on other digits would not be those of the paper; "
-            "put its four files into the cache, or say "
-            "--data digits:28 to run on scikit-learn's"
-        )
     check_writable(results_path(request.folder, request.experiment.name))
     try:
         return _StageRunner(request, callback).run()
@@ -199,14 +159,17 @@ class _StageRunner:
     def __init__(self, request: RunRequest, callback: ProgressLines) -> None:
         self._request = request
         self._callback = callback
-        self._known = _read_known(request)
         self._commit = find_commit()
         self._done: list[FinishedRun] = []
-        self._lost: set[str] = set()
+        self._lost: set[RunKey] = set()
         name = request.experiment.name
         files = [read_results(request.folder, name, unfinished=each) for each in (False, True)]
-        self._out_of_reach = {key for file in files if file for key in file.out_of_reach}
-        self._unfinished = {row.asked: row for row in (files[1].rows if files[1] else ())}
+        whole, part = (file if file and _continues(request, file) else None for file in files)
+        rows = [row for file in (whole, part) if file for row in file.rows]
+        self._known = {row.key: self._finish(row) for row in rows}
+        reach = [file.out_of_reach for file in (whole, part) if file]
+        self._out_of_reach: set[RunKey] = {(row, seed) for keys in reach for row, seed in keys}
+        self._unfinished = {row.key: row for row in (part.rows if part else ())}
         settings = HardwareSettings()
         # Asked once: it takes longer than writing results does.
         self._hardware = describe_hardware(start_fabric(settings), settings.precision)
@@ -223,10 +186,14 @@ class _StageRunner:
                 self._lost.update(error.args)
                 for key in error.args:
                     del self._known[key]
+        if whole and experiment.extra is not None:
+            self._carry_out(experiment.extra)
         if not whole:
             return None
-        derived = experiment.derive([done.row for done in self._done])
-        results = replace(self._results([done.row for done in self._done]), derived=derived)
+        # What is there of other seeds and rows stays, behind those that were asked for.
+        rows = list(({done.row.key: done for done in self._done} | self._known).values())
+        derived = experiment.derive([done.row for done in rows])
+        results = replace(self._results([done.row for done in rows]), derived=derived)
         folder = self._request.folder
         write_results(folder, results)
         results_path(folder, experiment.name, unfinished=True).unlink(missing_ok=True)
@@ -234,7 +201,7 @@ class _StageRunner:
 
     def _carry_out(self, stage: Stage) -> bool:
         """Make the runs of a stage that are missing; return whether all of them are there."""
-        asked = {run_key(work): work for work in stage(self._request.scale, self._done)}
+        asked = {work.key: work for work in stage(self._request.scale, self._done)}
         works = {key: work for key, work in asked.items() if key not in self._out_of_reach}
         missing = {key: work for key, work in works.items() if key not in self._known}
         patterns = self._request.rows
@@ -260,8 +227,15 @@ class _StageRunner:
 
     def _make(self, asked: Sequence[Run]) -> bool:
         """Make runs, and return whether there was time for all of them."""
+        needs_mnist = any(work.settings.data == "mnist" for work in asked)
+        if needs_mnist and load_examples("mnist").name != "mnist":
+            raise DataError(
+                "MNIST could not be had, and results on other digits would not be those of the "
+                "paper; put its four files into the cache, or say --data digits:28 to run on "
+                "scikit-learn's"
+            )
         works = start_runs(asked)
-        self._out_of_reach |= {run_key(w) for w in asked} - {run_key(w) for w in works}
+        self._out_of_reach |= {work.key for work in asked} - {work.key for work in works}
         for work in works:
             if work.network is not None and not work.is_trained:
                 self._record(evaluate_run(work), work, work.network)
@@ -281,25 +255,29 @@ class _StageRunner:
     def _record(self, row: Row, work: Run, model: nn.Module) -> None:
         """Write a finished run down, and its model."""
         experiment = self._request.experiment
-        path = model_path(self._request.folder, experiment.name, row.row, row.seed)
+        path = self._finish(row).path
         path.parent.mkdir(parents=True, exist_ok=True)
         save(model, path)
         row = replace(
             row,
-            asked=run_key(work),
             commit=self._commit,
             digest=hashlib.sha256(path.read_bytes()).hexdigest(),
             history=row.history if experiment.keeps_history else (),
             measured=work.measured,
         )
-        done = FinishedRun(row=row, path=path)
+        done = self._finish(row)
         self._write_down(done)
         self._callback.finished(row)
         self._measure(done)
 
+    def _finish(self, row: Row) -> FinishedRun:
+        request = self._request
+        path = model_path(request.folder, request.experiment.name, row.row, row.seed)
+        return FinishedRun(row=row, path=path)
+
     def _write_down(self, done: FinishedRun) -> None:
-        self._known[done.row.asked] = done
-        self._unfinished[done.row.asked] = done.row
+        self._known[done.row.key] = done
+        self._unfinished[done.row.key] = done.row
         write_results(self._request.folder, self._results(list(self._unfinished.values())))
 
     def _measure(self, done: FinishedRun) -> FinishedRun:
@@ -326,17 +304,5 @@ class _StageRunner:
             rows=rows,
             seconds=round(sum(seconds for seconds, _ in times), 1),
             out_of_reach=sorted(self._out_of_reach),
+            version=request.experiment.version,
         )
-
-
-def _read_known(request: RunRequest) -> dict[str, FinishedRun]:
-    """Return the finished runs of this experiment and of those it borrows from."""
-    known: dict[str, FinishedRun] = {}
-    for name in (*request.experiment.borrows, request.experiment.name):
-        files = [read_results(request.folder, name, unfinished=each) for each in (False, True)]
-        for row in [row for results in files if results for row in results.rows]:
-            path = model_path(request.folder, name, row.row, row.seed)
-            if row.asked in known and not path.is_file():
-                path = known[row.asked].path
-            known[row.asked] = FinishedRun(row=row, path=path)
-    return known

@@ -1,13 +1,13 @@
 """Means, errors of means, rank correlations and paired tests of a few runs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import pandas as pd
+from scipy import stats
 
-_SLICES = 2000
-"""Of the integral that a tail of Student's distribution is."""
+from archlearn_paper.experiment import Row
 
 
 def measure_spread(values: Sequence[float]) -> dict[str, Any]:
@@ -15,18 +15,53 @@ def measure_spread(values: Sequence[float]) -> dict[str, Any]:
 
     For a single number the deviation is 0, and the error None, as it is unknown.
     """
-    n = len(values)
-    mean = math.fsum(values) / n
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    deviation = math.sqrt(squares / (n - 1)) if n > 1 else 0.0
+    series: Any = pd.Series(values, dtype=float)
+    several = len(values) > 1
     return {
-        "mean": mean,
-        "deviation": deviation,
-        "error": deviation / math.sqrt(n) if n > 1 else None,
+        "mean": math.fsum(values) / len(values),  # exact, so that 99.025 is not rounded down
+        "deviation": float(series.std()) if several else 0.0,
+        "error": float(series.sem()) if several else None,
         "least": min(values),
         "most": max(values),
-        "n": n,
+        "n": len(values),
     }
+
+
+def group(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows by name, in order of their first appearance."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.row, []).append(row)
+    return groups
+
+
+def spread_of(rows: Sequence[Row], number: Callable[[Row], float]) -> dict[str, Any]:
+    """Return the spread of one number over rows."""
+    return measure_spread([number(row) for row in rows])
+
+
+def summarise_rows(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return what a table states of the seeds of one row."""
+    return {
+        "seeds": [row.seed for row in rows],
+        "architectures": [row.architecture for row in rows],
+        "parameters": spread_of(rows, lambda row: row.parameters),
+        "multiply_adds": spread_of(rows, lambda row: row.multiply_adds),
+        "neurons": spread_of(rows, lambda row: row.n_neurons),
+        "layers": spread_of(rows, lambda row: row.n_layers),
+        "accuracy": spread_of(rows, lambda row: row.accuracy),
+        "train_loss": spread_of(rows, lambda row: row.train_loss),
+    }
+
+
+def compare_by_seed(
+    ours: Sequence[Row],
+    theirs: Sequence[Row],
+    number: Callable[[Row], float] = lambda row: row.accuracy,
+) -> dict[str, Any]:
+    """Return by how much a number of rows, the accuracy, is above that of the same seeds."""
+    sides = [{row.seed: float(number(row)) for row in rows} for rows in (ours, theirs)]
+    return measure_spread(pair_by_seed(*sides))
 
 
 def pair_by_seed(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> list[float]:
@@ -35,21 +70,11 @@ def pair_by_seed(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> list
 
 
 def paired_p_value(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of Student's paired test; 1 where there are fewer than two.
-
-    By the substitution t = sqrt(n) tan(a) the tail is an integral of a power of the cosine.
-    """
-    if len(differences) < 2:
-        return 1.0
-    spread = measure_spread(differences)
-    mean, error, freedom = spread["mean"], spread["error"], len(differences) - 1
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
-    angle = math.atan(abs(mean) / error / math.sqrt(freedom))
-    width = (math.pi / 2 - angle) / _SLICES
-    heights = [math.cos(angle + (i + 0.5) * width) ** (freedom - 1) for i in range(_SLICES)]
-    whole = math.sqrt(math.pi) * math.gamma(freedom / 2) / math.gamma((freedom + 1) / 2) / 2
-    return min(1.0, math.fsum(heights) * width / whole)
+    """Return the two-sided p-value of Student's paired test; 1 where there are fewer than two."""
+    if len(set(differences)) < 2:  # equal ones have no error
+        return 0.0 if len(differences) > 1 and differences[0] else 1.0
+    test: Any = stats.ttest_1samp(differences, 0.0)
+    return float(test.pvalue)
 
 
 def correct_by_holm(p_values: Sequence[float]) -> list[float]:
@@ -62,15 +87,9 @@ def correct_by_holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def rank(values: Sequence[float]) -> list[float]:
-    """Return the place of each value in order, from 1; equal values share their mean place."""
-    _, place, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[place].tolist()
-
-
 def correlate_ranks(x: Sequence[float], y: Sequence[float]) -> float:
     """Return Spearman's correlation: that of the ranks. NaN where either never varies."""
-    # Not np.corrcoef, which rounds on the way: ranks are exact, and a perfect order is to give 1.
-    a, b = (np.array(rank(values)) - (len(x) + 1) / 2 for values in (x, y))
+    # Not Series.corr, which rounds on the way: ranks are exact, and a perfect order is to give 1.
+    a, b = (pd.Series(values).rank().to_numpy() - (len(x) + 1) / 2 for values in (x, y))
     norm = math.sqrt((a @ a) * (b @ b))
     return float(a @ b) / norm if norm else math.nan

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from archlearn.errors import SettingsError
-from archlearn_paper.experiment import Check, Experiment, ResultTable
+from archlearn_paper import bounds
+from archlearn_paper.experiment import Experiment
 from archlearn_paper.results import Results
 
 NOTHING = "–"
@@ -47,12 +50,14 @@ def write_count(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,.0f}"
 
 
+Table = pd.DataFrame
+"""Of what is printed: the paper's numbers beside ours; `attrs["title"]` may stand above it."""
 Column = tuple[str, str | Callable[[Any], str]]
 """The title of a column, and what it writes of a row: a format of its entries, as "{cost:g}", or a
 function of it."""
 
 
-def make_table(rows: Iterable[Any], columns: Sequence[Column], title: str = "") -> ResultTable:
+def make_table(rows: Iterable[Any], columns: Sequence[Column], title: str = "") -> Table:
     """Return a table with a line for each row; of one that is None it has dashes."""
 
     def write(row: Any, how: str | Callable[[Any], str]) -> str:
@@ -60,8 +65,10 @@ def make_table(rows: Iterable[Any], columns: Sequence[Column], title: str = "") 
             return NOTHING
         return how.format_map(row) if isinstance(how, str) else how(row)
 
-    cells = tuple(tuple(write(row, how) for _, how in columns) for row in rows)
-    return ResultTable(columns=tuple(name for name, _ in columns), rows=cells, title=title)
+    cells = [[write(row, how) for _, how in columns] for row in rows]
+    table = pd.DataFrame(cells, columns=pd.Index([name for name, _ in columns]), dtype=str)
+    table.attrs["title"] = title
+    return table
 
 
 def counts_in(entry: str) -> Callable[[Any], str]:
@@ -79,16 +86,16 @@ def names_in(entry: str) -> Callable[[Any], str]:
     return lambda row: ", ".join(row[entry])
 
 
-def write_markdown(table: ResultTable) -> str:
+def write_markdown(table: Table) -> str:
     """Return a table in Markdown."""
-    lines = [table.title, ""] if table.title else []
+    lines = [table.attrs["title"], ""] if table.attrs["title"] else []
     lines.append(f"| {' | '.join(table.columns)} |")
     lines.append("|" + "---|" * len(table.columns))
-    lines += [f"| {' | '.join(row)} |" for row in table.rows]
+    lines += [f"| {' | '.join(row)} |" for row in table.to_numpy()]
     return "\n".join(lines)
 
 
-def tabulate_checks(checks: Sequence[Check]) -> ResultTable:
+def tabulate_checks(checks: Sequence[bounds.Check]) -> Table:
     """Return what had to be shown and what was."""
     columns: list[Column] = [
         ("what must be shown", lambda check: check.what),
@@ -101,9 +108,10 @@ def tabulate_checks(checks: Sequence[Check]) -> ResultTable:
 
 def _describe_quick(results: Results) -> str:
     """Return what is small about a quick version: experiments differ in it."""
+    limits: list[int] = [row.settings.get("limit") or 0 for row in results.rows]
     return (
-        f"This is the quick version: {_write_range(row.settings['limit'] for row in results.rows)} "
-        f"train examples, {_write_range(row.epochs for row in results.rows)} epochs a run, "
+        f"This is the quick version: {_write_range(limits)} train examples, "
+        f"{_write_range(row.epochs for row in results.rows)} epochs a run, "
         f"{len(results.seeds)} seed(s), a part of the points and of the test examples. It shows "
         "that everything works, not what the method reaches: the bounds below are those of the "
         "full run."
@@ -153,7 +161,8 @@ def compose_body(
 
     What a person has to say of it, `NAME.notes.md` beside the results, comes last.
     """
-    parts: list[str] = []
+    missing = results.derived.get("missing")
+    parts = [f"Not made yet: {_write_missing(missing)}."] if missing else []
     if (folder / f"{experiment.name}.svg").is_file():
         parts.append(f"![{experiment.title}]({figure})")
     parts += [write_markdown(table) for table in experiment.tabulate(results.derived)]
@@ -165,6 +174,10 @@ def compose_body(
     if notes.is_file():
         parts.append(notes.read_text(encoding="utf-8").strip())
     return parts
+
+
+def _write_missing(missing: Mapping[str, Sequence[int]]) -> str:
+    return "; ".join(f"{row}, seeds {', '.join(map(str, s))}" for row, s in missing.items())
 
 
 def write_page(experiment: Experiment, results: Results, folder: Path) -> Path:

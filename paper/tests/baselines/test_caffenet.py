@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn_cli.models import CaffeNet
 from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
 from archlearn_paper.baselines.learnt_diagonals import (
@@ -22,6 +21,7 @@ from archlearn_paper.baselines.torch_pruning_methods import (
     reduce_by_torch_pruning,
     reduce_evenly,
 )
+from archlearn_paper.caffenet import CaffeNet
 from archlearn_paper.recipes import reinitialise
 
 IMAGES = torch.randn(2, 3, 67, 67, generator=torch.Generator().manual_seed(0))

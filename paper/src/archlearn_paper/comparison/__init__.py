@@ -37,6 +37,7 @@ def make_experiment(
         check=ranking.check,
         tabulate=ranking.tabulate,
         measure=stages.measure,
+        version=2,
     )
 
 

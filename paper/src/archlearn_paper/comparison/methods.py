@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archlearn.errors import SettingsError
+from archlearn.errors import DataError, SettingsError
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
 from archlearn_cli.models.model_registry import build_network
 from archlearn_cli.training.checkpoint import seed_everything
 from archlearn_cli.training.objectives import objective_of
 from archlearn_cli.training.settings import RunSettings
+from archlearn_paper import recipes
 from archlearn_paper.baselines.budget import (
     BUDGET_TOLERANCE,
     ParameterCounts,
@@ -38,16 +39,8 @@ from archlearn_paper.baselines.torch_pruning_methods import (
     reduce_by_torch_pruning,
     reduce_evenly,
 )
-from archlearn_paper.evaluation import find_dataset, list_losses, refuse_regression
+from archlearn_paper.evaluation import find_dataset, list_losses
 from archlearn_paper.experiment import Row, Scale
-from archlearn_paper.recipes import (
-    COST_POWERS,
-    RATE_OF_AN_EXAMPLE,
-    VALIDATION,
-    learn_to_budget,
-    reinitialise,
-    train_plainly,
-)
 
 L0_STRENGTHS = tuple(2.5e-4 * 2 ** (step / 2) for step in range(12))
 """Close enough for a rung near each budget: the size of a network falls by less than half from one
@@ -85,22 +78,22 @@ class ComparisonSetup:
 
     def calibration(self) -> "ComparisonSetup":
         """Return the setup in which strengths are chosen: one other seed, and validation data."""
-        share = self.scale.validation or VALIDATION
+        share = self.scale.validation or recipes.VALIDATION
         scale = replace(self.scale, seeds=(CALIBRATION_SEED,), validation=share)
         return replace(self, scale=scale)
 
     def plain(self, seed: int, epochs: int, rate_factor: float = 1.0) -> RunSettings:
         """Return the settings of training without gates of ours."""
-        scale, rate = replace(self.scale, epochs=epochs), rate_factor * RATE_OF_AN_EXAMPLE
-        return train_plainly(scale, seed, model=self.model, rate=rate)
+        scale, rate = replace(self.scale, epochs=epochs), rate_factor * recipes.RATE_OF_AN_EXAMPLE
+        return recipes.train_plainly(scale, seed, model=self.model, rate=rate)
 
     def to_budget(self, seed: int, budget: int, cost_power: float) -> RunSettings:
         """Return the settings of a run that learns which parameters stay.
 
         Gates stand still when the networks of other methods are brought to their budget.
         """
-        settings = learn_to_budget(
-            self.scale, seed, budget, cost_power, model=self.model, rate=RATE_OF_AN_EXAMPLE
+        settings = recipes.learn_to_budget(
+            self.scale, seed, budget, cost_power, model=self.model, rate=recipes.RATE_OF_AN_EXAMPLE
         )
         return replace(settings, gates=replace(settings.gates, freeze_for=1 - FIRST_PART))
 
@@ -123,7 +116,12 @@ class ComparisonSetup:
 
 def check_setup(setup: ComparisonSetup) -> None:
     """Refuse data without classes and budgets out of reach, before anything is trained."""
-    refuse_regression(find_dataset(setup.plain(0, 1)))
+    data = find_dataset(setup.plain(0, 1))
+    if data.task == "regression":
+        raise DataError(
+            f"{data.name!r} is a regression, but results state an accuracy; choose data with "
+            "classes (archlearn data lists them)"
+        )
     network, example = setup.fresh_network(0), setup.example()
     gated = gate_widths(network, example)
     least = ParameterCounts(gated).parameters([1] * len(width_gates(gated)))
@@ -259,7 +257,7 @@ def narrow(setup: ComparisonSetup, seed: int, kept: Sequence[int]) -> nn.Module:
     gated = gate_widths(setup.fresh_network(seed), setup.example())
     for gate, n_kept in zip(width_gates(gated).values(), kept, strict=True):
         gate[n_kept:] = 0.0
-    return reinitialise(compact(gated), seed)
+    return recipes.reinitialise(compact(gated), seed)
 
 
 def _narrow_evenly(setup: ComparisonSetup, seed: int, budget: int) -> nn.Module:
@@ -276,7 +274,7 @@ def _begin_fastfood(setup: ComparisonSetup, seed: int, budget: int) -> nn.Module
 
 _BY_MAGNITUDE = partial(_by_weights, reduce=reduce_by_torch_pruning)
 METHODS: tuple[Method, ...] = (
-    Method(name=OURS, source="this package", strengths=COST_POWERS),
+    Method(name=OURS, source="this package", strengths=recipes.COST_POWERS),
     Method(name=L0, source="Louizos et al. 2018", strengths=L0_STRENGTHS,
         begin=partial(_add_factors, penalty="l0"), reduce=partial(_by_factors, penalty="l0")),
     Method(name="l1 diagonal", source="Kulkarni et al. 2015", strengths=L1_STRENGTHS,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import mode
 from typing import Any
 
+from archlearn_paper import bounds, statistics, tables
 from archlearn_paper.baselines.budget import BUDGET_TOLERANCE, BudgetError, is_within
 from archlearn_paper.comparison.methods import (
     CALIBRATION_SEED,
@@ -13,22 +14,7 @@ from archlearn_paper.comparison.methods import (
     SCRATCH,
     Method,
 )
-from archlearn_paper.experiment import (
-    Check,
-    Derived,
-    ResultTable,
-    Row,
-    group,
-    spread_of,
-    summarise_rows,
-    write_with_error,
-)
-from archlearn_paper.statistics import (
-    correct_by_holm,
-    measure_spread,
-    pair_by_seed,
-    paired_p_value,
-)
+from archlearn_paper.experiment import Derived, Row
 from archlearn_paper.tables import NOTHING, Column, counts_in, make_table, write_spread
 
 LARGE = "large network"
@@ -44,12 +30,6 @@ def name_result(method: str, budget: int) -> str:
     return f"{method} @ {budget}"
 
 
-def read_result(row: str) -> tuple[str, int] | None:
-    """Return method and budget of such a row, or of a round on the way; None for other rows."""
-    method, at, rest = row.partition(" @ ")
-    return (method, int(rest.partition(",")[0])) if at else None
-
-
 class MethodRanking:
     """Judges the rows of a comparison."""
 
@@ -61,7 +41,7 @@ class MethodRanking:
 
     def derive(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Return what each method came to at each budget, and who was first."""
-        groups = group([row for row in rows if row.seed != CALIBRATION_SEED])
+        groups = statistics.group([row for row in rows if row.seed != CALIBRATION_SEED])
         results: dict[str, dict[str, Any]] = {}
         for method in self._names:
             found = {b: groups.get(name_result(method, b)) for b in self._budgets}
@@ -94,7 +74,7 @@ class MethodRanking:
         first = sum(starts) / max(1, len(starts))
         seconds = first + sum(before) + sum(_spent([members]))
         return {
-            **summarise_rows(members),
+            **statistics.summarise_rows(members),
             "by_seed": {str(row.seed): row.accuracy for row in members},
             "seconds": seconds,
             "is_dense": next((c.is_dense for c in self._methods if c.name == method), True),
@@ -113,7 +93,7 @@ class MethodRanking:
             found[each.name] = {"runs": len(spent), "epochs": sum(row.epochs for row in spent)}
         return found
 
-    def check(self, derived: Derived) -> list[Check]:
+    def check(self, derived: Derived) -> list[bounds.Check]:
         """Return whether ours is ahead of its best rival at every budget, seed by seed."""
         if OURS not in derived["results"]:
             return []
@@ -126,7 +106,7 @@ class MethodRanking:
         ]
         return [
             *checks,
-            Check(
+            bounds.Check(
                 what="every network is at its budget",
                 measured=", ".join(far) or "all are",
                 bound=f"± {BUDGET_TOLERANCE:.0%}",
@@ -135,7 +115,7 @@ class MethodRanking:
             *([_check_l0_sizes(derived)] if derived.get("l0_sizes") else []),
         ]
 
-    def tabulate(self, derived: Derived) -> list[ResultTable]:
+    def tabulate(self, derived: Derived) -> list[tables.Table]:
         """Return accuracies by method and budget, what each took, and how ours compares."""
         results, sources = derived["results"], {each.name: each.source for each in self._methods}
 
@@ -162,6 +142,7 @@ class MethodRanking:
                 lambda m: "yes" if next(iter(results[m].values()))["is_dense"] else "no",
             ),
             ("parameters at each budget", each(counts_in("parameters"))),
+            ("multiply-adds", each(counts_in("multiply_adds"))),
             ("seconds of training, side by side with others", each("{seconds:.0f}".format_map)),
             ("search for its strength, for all seeds together", search),
         ]
@@ -190,10 +171,10 @@ class MethodRanking:
 
 def _spent(groups: Sequence[Sequence[Row]]) -> list[float]:
     """Return the mean seconds of each group of rows that is not empty."""
-    return [spread_of(rows, lambda row: row.seconds)["mean"] for rows in groups if rows]
+    return [statistics.spread_of(rows, lambda row: row.seconds)["mean"] for rows in groups if rows]
 
 
-def _check_ahead(derived: Derived) -> list[Check]:
+def _check_ahead(derived: Derived) -> list[bounds.Check]:
     """Return whether ours is ahead of the best rival, corrected for the number of budgets."""
     results = derived["results"]
     compared: list[tuple[str, str, list[float]]] = []
@@ -201,14 +182,16 @@ def _check_ahead(derived: Derived) -> list[Check]:
         rivals = [m for m in derived["ranks"][budget] if m not in (OURS, *_KIN)]
         if rivals:
             theirs = results[rivals[0]][budget]
-            found = pair_by_seed(ours["by_seed"], theirs["by_seed"])
+            found = statistics.pair_by_seed(ours["by_seed"], theirs["by_seed"])
             compared.append((budget, rivals[0], found))
-    corrected = correct_by_holm([paired_p_value(found) for *_, found in compared])
+    corrected = statistics.correct_by_holm(
+        [statistics.paired_p_value(found) for *_, found in compared]
+    )
     return [
-        Check(
+        bounds.Check(
             what=f"{OURS} is ahead of {rival} at {int(budget):,} parameters, seed by seed",
-            measured=f"{write_with_error(measure_spread(found))} points, {len(found)} "
-            f"seeds, p = {p:.3f} corrected for {len(compared)} budgets",
+            measured=f"{bounds.write_with_error(statistics.measure_spread(found))} points, "
+            f"{len(found)} seeds, p = {p:.3f} corrected for {len(compared)} budgets",
             bound=f"> 0 points, p < {SIGNIFICANT}",
             met=sum(found) > 0 and p < SIGNIFICANT,
         )
@@ -216,13 +199,13 @@ def _check_ahead(derived: Derived) -> list[Check]:
     ]
 
 
-def _check_l0_sizes(derived: Derived) -> Check:
+def _check_l0_sizes(derived: Derived) -> bounds.Check:
     """Return whether some strength of L0 leaves about each budget before it is cut to it."""
     nearest = {
         int(budget): min(derived["l0_sizes"], key=lambda size: abs(math.log(size / int(budget))))
         for budget in derived["ranks"]
     }
-    return Check(
+    return bounds.Check(
         what=f"{L0}: a strength tried that leaves about each budget by itself",
         measured=", ".join(f"{size:,} for {budget:,}" for budget, size in nearest.items()),
         bound=f"within a factor of {NEAR}",
@@ -231,8 +214,8 @@ def _check_l0_sizes(derived: Derived) -> Check:
 
 
 def _write_lead(ours: Mapping[str, float], theirs: Mapping[str, Any] | None) -> str:
-    found = pair_by_seed(ours, theirs["by_seed"]) if theirs else []
-    return write_with_error(measure_spread(found), "±") if found else NOTHING
+    found = statistics.pair_by_seed(ours, theirs["by_seed"]) if theirs else []
+    return bounds.write_with_error(statistics.measure_spread(found), "±") if found else NOTHING
 
 
 def _write(numbers: Mapping[str, Any] | None, derived: Derived, budget: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from archlearn.errors import InputError
+from archlearn_paper import statistics
 from archlearn_paper.baselines.budget import BudgetError, ParameterCounts, gate_widths
 from archlearn_paper.comparison.methods import (
     CALIBRATION_SEED,
@@ -30,15 +31,7 @@ from archlearn_paper.comparison.methods import (
 )
 from archlearn_paper.comparison.ranking import LARGE, UNTUNED, name_result
 from archlearn_paper.evaluation import widths_of
-from archlearn_paper.experiment import (
-    FinishedRun,
-    Origin,
-    Run,
-    Scale,
-    Stage,
-    group,
-    spread_of,
-)
+from archlearn_paper.experiment import FinishedRun, Origin, Run, Scale, Stage
 from archlearn_paper.recipes import reinitialise
 
 N_FIRST = 3
@@ -73,7 +66,7 @@ def list_runs(setup: ComparisonSetup, attempt: Attempt) -> Generator[Run, Finish
             yield Run(row=attempt.row, settings=settings, finish_compact=True)
         else:
             make = partial(method.begin, setup, seed, attempt.budget)
-            origin = Origin(how=f"{method.name} at {attempt.budget}", make=make, in_worker=True)
+            origin = Origin(make=make, in_worker=True)
             settings = setup.plain(seed, setup.scale.epochs)
             yield Run(row=attempt.row, settings=settings, origin=origin)
         return
@@ -82,7 +75,7 @@ def list_runs(setup: ComparisonSetup, attempt: Attempt) -> Generator[Run, Finish
         finished = yield Run(row=LARGE, settings=settings)
     else:
         make = partial(_make, method.name, method.begin, setup, seed, attempt.strength)
-        origin = Origin(how=f"{method.name} at {attempt.strength:g}", make=make)
+        origin = Origin(make=make)
         row = name_first(method, attempt.strength)
         finished = yield Run(row=row, settings=settings, origin=origin)
     n_rounds = 1 if attempt.is_trial else min(method.rounds, setup.last_epochs)
@@ -96,8 +89,8 @@ def list_runs(setup: ComparisonSetup, attempt: Attempt) -> Generator[Run, Finish
         factor = attempt.strength if method.is_pruning else 1.0
         settings = setup.plain(seed, ends[number + 1] - ends[number], factor)
         row = attempt.row if number == n_rounds - 1 else f"{attempt.row}, round {number + 1}"
-        how, make = f"{method.name} to {target}", partial(_make, method.name, reduce, setup, target)
-        origin = Origin(how=how, make=make, parent=finished, in_worker=True)
+        make = partial(_make, method.name, reduce, setup, target)
+        origin = Origin(make=make, parent=finished, in_worker=True)
         finished = yield Run(row=row, settings=settings, origin=origin)
 
 
@@ -234,9 +227,9 @@ class ComparisonStages:
 
     def _find_first(self, budget: int, done: Sequence[FinishedRun]) -> list[Method]:
         """Return the methods of the highest means at a budget."""
-        groups = group([finished.row for finished in done])
+        groups = statistics.group([finished.row for finished in done])
         means = {
-            each.name: spread_of(groups[row], lambda found: found.accuracy)["mean"]
+            each.name: statistics.spread_of(groups[row], lambda found: found.accuracy)["mean"]
             for each in self._methods
             if (row := name_result(each.name, budget)) in groups
         }
@@ -258,10 +251,10 @@ class ComparisonStages:
                 continue
             kept = [row.widths.get(group, 0) for group in sizes.groups]
             if row.n_layers == len(widths_of(large)) and sizes.parameters(kept) == row.parameters:
-                origin = Origin(how=f"widths {kept}", make=partial(narrow, setup, seed, kept))
+                origin = Origin(make=partial(narrow, setup, seed, kept))
             else:
                 make = partial(reinitialise, seed=seed)
-                origin = Origin(how="fresh weights", make=make, parent=finished)
+                origin = Origin(make=make, parent=finished)
             name, settings = name_result(SCRATCH, rows[row.row]), setup.plain(seed, scale.epochs)
             works.append(Run(row=name, settings=settings, origin=origin))
         return works

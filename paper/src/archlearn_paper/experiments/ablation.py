@@ -4,29 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archlearn_cli.training.settings import RunSettings
-from archlearn_paper.experiment import (
-    Check,
-    Derived,
-    Experiment,
-    FinishedRun,
-    ResultTable,
-    Row,
-    Run,
-    Scale,
-    check_at_least,
-    group,
-    summarise_rows,
-)
-from archlearn_paper.experiments.table_1 import compare_by_seed
+from archlearn_paper import bounds, statistics, tables
+from archlearn_paper.experiment import Derived, Experiment, FinishedRun, Row, Run, Scale
 from archlearn_paper.recipes import choose_gate_rate, learn_architecture
-from archlearn_paper.tables import (
-    NOTHING,
-    Column,
-    counts_in,
-    make_table,
-    names_in,
-    spread_in,
-)
 
 _MODELS = ("lenet", "mlp:300-100")
 _EPOCHS = 30
@@ -80,14 +60,14 @@ def change_recipe(scale: Scale, seed: int, model: str, change: str) -> RunSettin
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    groups = group(rows)
+    groups = statistics.group(rows)
     changes = [
         {
             "model": model,
             "change": change,
-            **summarise_rows(members),
-            "points": compare_by_seed(members, base),
-            "more_neurons": compare_by_seed(members, base, lambda row: row.n_neurons),
+            **statistics.summarise_rows(members),
+            "points": statistics.compare_by_seed(members, base),
+            "more_neurons": statistics.compare_by_seed(members, base, lambda row: row.n_neurons),
         }
         for model in _MODELS
         for base in [groups.get(name_change(model, BASE), [])]
@@ -97,9 +77,9 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     return {"changes": changes}
 
 
-def _check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[bounds.Check]:
     return [
-        check_at_least(
+        bounds.at_least(
             f"{found['model']}, {found['change']}: more neurons than the recipe, seed by seed",
             found["more_neurons"],
             1,
@@ -111,26 +91,32 @@ def _check(derived: Derived) -> list[Check]:
     ]
 
 
-def _tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[tables.Table]:
     changes = derived["changes"]
     contrasts = [found for found in changes if found["change"] in (BASE, *_KEEPS_MORE)]
     others = [found for found in changes if found["change"] not in _KEEPS_MORE]
-    neurons, points = spread_in("more_neurons", 1, error=True), spread_in("points", error=True)
-    columns: list[Column] = [
+    neurons, points = (
+        tables.spread_in("more_neurons", 1, error=True),
+        tables.spread_in("points", error=True),
+    )
+    columns: list[tables.Column] = [
         ("network", "{model}"),
         ("changed", "{change}"),
-        ("architectures", names_in("architectures")),
-        ("parameters", counts_in("parameters")),
-        ("accuracy %", spread_in("accuracy")),
+        ("architectures", tables.names_in("architectures")),
+        ("parameters", tables.counts_in("parameters")),
+        ("accuracy %", tables.spread_in("accuracy")),
         (
             "neurons more than the recipe, seed by seed",
-            lambda found: NOTHING if found["change"] == BASE else neurons(found),
+            lambda found: tables.NOTHING if found["change"] == BASE else neurons(found),
         ),
-        ("points above it", lambda found: NOTHING if found["change"] == BASE else points(found)),
+        (
+            "points above it",
+            lambda found: tables.NOTHING if found["change"] == BASE else points(found),
+        ),
     ]
     return [
-        make_table(contrasts, columns, "The strengths, as the paper contrasts them."),
-        make_table(others, columns, "Everything else, one thing at a time."),
+        tables.make_table(contrasts, columns, "The strengths, as the paper contrasts them."),
+        tables.make_table(others, columns, "Everything else, one thing at a time."),
     ]
 
 

@@ -5,19 +5,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from archlearn_paper.experiment import (
-    Check,
-    Derived,
-    Experiment,
-    FinishedRun,
-    ResultTable,
-    Row,
-    Run,
-    Scale,
-    group,
-)
+from archlearn_paper import bounds, statistics, tables
+from archlearn_paper.experiment import Derived, Experiment, FinishedRun, Row, Run, Scale
 from archlearn_paper.recipes import choose_gate_rate, learn_architecture
-from archlearn_paper.statistics import correlate_ranks, measure_spread
 from archlearn_paper.tables import Column, make_table, write_counts
 
 WIDTH_COSTS = (2e-4, 4e-4, 8e-4)
@@ -61,7 +51,7 @@ def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    groups, pairs = group(rows), list[dict[str, Any]]()
+    groups, pairs = statistics.group(rows), list[dict[str, Any]]()
     for cost, binarise in itertools.product(WIDTH_COSTS, BINARISING):
         members = groups.get(name_pair(cost, binarise))
         if members:
@@ -83,7 +73,7 @@ def _measure(rows: Sequence[Row]) -> dict[str, Any]:
     steps = [entry["step"] for entry in rows[0].history]
     return {
         "steps": steps,
-        "mean": [measure_spread(values)["mean"] for values in zip(*curves, strict=True)],
+        "mean": [statistics.measure_spread(values)["mean"] for values in zip(*curves, strict=True)],
         "least": [min(values) for values in zip(*curves, strict=True)],
         "most": [max(values) for values in zip(*curves, strict=True)],
         "finals": [curve[-1] for curve in curves],
@@ -115,7 +105,7 @@ def _average(pairs: Sequence[Mapping[str, Any]], strength: str, number: str) -> 
     values: dict[str, list[float]] = {}
     for pair in sorted(pairs, key=lambda pair: pair[strength]):
         values.setdefault(f"{pair[strength]:g}", []).extend(pair[number])
-    return {value: measure_spread(found) for value, found in values.items()}
+    return {value: statistics.measure_spread(found) for value, found in values.items()}
 
 
 def _correlate(pairs: Sequence[Mapping[str, Any]], number: str) -> dict[str, Any]:
@@ -124,10 +114,10 @@ def _correlate(pairs: Sequence[Mapping[str, Any]], number: str) -> dict[str, Any
     if len(found) < 2:
         return {"correlation": math.nan, "n": len(found)}
     strengths, values = zip(*found, strict=True)
-    return {"correlation": correlate_ranks(strengths, values), "n": len(found)}
+    return {"correlation": statistics.correlate_ranks(strengths, values), "n": len(found)}
 
 
-def _check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[bounds.Check]:
     return [
         _check_falling("more λ3 keeps fewer neurons in the third layer", derived["final_by_cost"]),
         _check_falling(
@@ -149,7 +139,7 @@ def _check(derived: Derived) -> list[Check]:
     ]
 
 
-def _check_falling(what: str, found: Mapping[str, Any]) -> Check:
+def _check_falling(what: str, found: Mapping[str, Any]) -> bounds.Check:
     """Return whether each mean is below the one before by more than the error of the two."""
     written = ", ".join(f"{value}: {spread['mean']:,.0f}" for value, spread in found.items())
     falling = all(
@@ -157,13 +147,13 @@ def _check_falling(what: str, found: Mapping[str, Any]) -> Check:
         for a, b in itertools.pairwise(found.values())
     )
     bound = "falling, by more than an error each time"
-    return Check(what=what, measured=written, bound=bound, met=falling)
+    return bounds.Check(what=what, measured=written, bound=bound, met=falling)
 
 
-def check_ranks(what: str, found: Mapping[str, Any]) -> Check:
+def check_ranks(what: str, found: Mapping[str, Any]) -> bounds.Check:
     """Return whether a number falls with lambda 1, by more than chance would have it."""
     bound = -_N_ERRORS / math.sqrt(found["n"] - 1) if found["n"] > 1 else -math.inf
-    return Check(
+    return bounds.Check(
         what=f"{what}, {found['n']} runs",
         measured=f"{found['correlation']:.2f}",
         bound=f"≤ {bound:.2f} (two errors below 0)",
@@ -171,11 +161,11 @@ def check_ranks(what: str, found: Mapping[str, Any]) -> Check:
     )
 
 
-def _tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[tables.Table]:
     """Return the final widths and when they settled; the paper has them as a figure only."""
 
     def counts(number: str) -> Callable[[Mapping[str, Any]], str]:
-        return lambda pair: write_counts(measure_spread(pair[number]))
+        return lambda pair: write_counts(statistics.measure_spread(pair[number]))
 
     columns: list[Column] = [
         ("λ3", "{cost:g}"),

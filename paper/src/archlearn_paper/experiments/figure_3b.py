@@ -9,20 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from archlearn_paper.experiment import (
-    Check,
-    Derived,
-    Experiment,
-    FinishedRun,
-    ResultTable,
-    Row,
-    Run,
-    Scale,
-    group,
-    spread_of,
-)
+from archlearn_paper import bounds, statistics, tables
+from archlearn_paper.experiment import Derived, Experiment, FinishedRun, Row, Run, Scale
 from archlearn_paper.recipes import MNIST_TRAIN, learn_architecture, train_plainly
-from archlearn_paper.statistics import correlate_ranks
 from archlearn_paper.tables import Column, counts_in, make_table, spread_in
 
 _COST, _FREEZE_FOR = 3e-4, 0.3
@@ -93,20 +82,22 @@ def _with_examples(scale: Scale, n_examples: int) -> Scale:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    groups = group(rows)
+    groups = statistics.group(rows)
     found = [n for n in _CLASSES if _name_classes(n) in groups]
     classes = {str(n): _describe(groups[_name_classes(n)]) for n in found}
     losses = {
-        str(n): spread_of(groups[_name_classes(n) + GIVEN], lambda row: row.train_loss)
+        str(n): statistics.spread_of(groups[_name_classes(n) + GIVEN], lambda row: row.train_loss)
         for n in found
     }
     means = {name: [classes[str(n)][name]["mean"] for n in found] for name in _JUDGED}
     runs = [(n, row) for n in found for row in groups[_name_classes(n)]]
     return {
         "classes": classes,
-        "spearman": {name: correlate_ranks(found, means[name]) for name in _JUDGED},
+        "spearman": {name: statistics.correlate_ranks(found, means[name]) for name in _JUDGED},
         "spearman_of_runs": {
-            name: correlate_ranks([n for n, _ in runs], [_NUMBERS[name](row) for _, row in runs])
+            name: statistics.correlate_ranks(
+                [n for n, _ in runs], [_NUMBERS[name](row) for _, row in runs]
+            )
             for name in _JUDGED
         },
         "examples": {
@@ -115,21 +106,21 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
             if name_control(n) in groups
         },
         "given": losses,
-        "premise": correlate_ranks(found, [loss["mean"] for loss in losses.values()]),
+        "premise": statistics.correlate_ranks(found, [loss["mean"] for loss in losses.values()]),
     }
 
 
 def _describe(rows: Sequence[Row]) -> dict[str, Any]:
-    numbers = {name: spread_of(rows, read) for name, read in _NUMBERS.items()}
+    numbers = {name: statistics.spread_of(rows, read) for name, read in _NUMBERS.items()}
     return numbers | {"limit": rows[0].settings.get("limit")}
 
 
-def _check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[bounds.Check]:
     return [
         _check_rank(derived, "neurons", "neurons of all layers"),
         _check_rank(derived, "third_layer", "neurons of the third layer"),
         _check_rank(derived, "error", "error"),
-        Check(
+        bounds.Check(
             what=f"premise of proposition 3: Spearman of classes and train loss of {_GIVEN_MODEL}",
             measured=f"{derived['premise']:.3f}",
             bound=f"≥ {_BOUND}",
@@ -139,9 +130,9 @@ def _check(derived: Derived) -> list[Check]:
     ]
 
 
-def _check_rank(derived: Derived, name: str, words: str) -> Check:
+def _check_rank(derived: Derived, name: str, words: str) -> bounds.Check:
     mean, single = derived["spearman"][name], derived["spearman_of_runs"][name]
-    return Check(
+    return bounds.Check(
         what=f"Spearman of classes and {words} (means; single runs in brackets)",
         measured=f"{mean:.3f} ({single:.3f})",
         bound=f"≥ {_BOUND}",
@@ -149,14 +140,14 @@ def _check_rank(derived: Derived, name: str, words: str) -> Check:
     )
 
 
-def _check_control(derived: Derived) -> Check:
+def _check_control(derived: Derived) -> bounds.Check:
     """Return whether classes and not examples make the network larger."""
     classes, examples = (
         [found["neurons"]["mean"] for found in derived[name].values()]
         for name in ("classes", "examples")
     )
     rise, alone = classes[-1] - classes[0], examples[-1] - classes[-1]
-    return Check(
+    return bounds.Check(
         what="control: neurons gained by five times the examples, of those gained by classes",
         measured=f"{alone:.1f} of {rise:.1f}",
         bound=f"≤ {_CONTROL_BOUND:g} of them",
@@ -164,7 +155,7 @@ def _check_control(derived: Derived) -> Check:
     )
 
 
-def _tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[tables.Table]:
     """Return neurons and errors by number of classes; the paper has them as a figure only."""
     rows = [
         {"classes": n, "given": derived["given"][n], **numbers}

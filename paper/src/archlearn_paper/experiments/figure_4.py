@@ -18,18 +18,9 @@ from itertools import accumulate
 from typing import Any
 
 from archlearn.errors import check_installed
-from archlearn_paper.experiment import (
-    Check,
-    Derived,
-    Experiment,
-    FinishedRun,
-    ResultTable,
-    Row,
-    Run,
-    Scale,
-)
+from archlearn_paper import bounds, statistics, tables
+from archlearn_paper.experiment import Derived, Experiment, FinishedRun, Row, Run, Scale
 from archlearn_paper.recipes import learn_architecture, train_plainly
-from archlearn_paper.statistics import measure_spread
 from archlearn_paper.tables import Column, make_table, write_spread
 
 _WIDTHS = {"conv1": 20, "conv2": 50, "fc1": 500}
@@ -205,9 +196,9 @@ def _follow(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[bounds.Check]:
     return [
-        Check(
+        bounds.Check(
             what=f"trainings to match one run, ({key}) {panel['words']}",
             measured=", ".join(_write_count(curve) for curve in panel["curves"]),
             bound=f"at least {N_TRAININGS} for each seed (the paper: about {N_TRAININGS})",
@@ -225,10 +216,10 @@ def _write_count(curve: Mapping[str, Any]) -> str:
     return f"not in {len(curve['best'])}" if count is None else str(count)
 
 
-def _tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[tables.Table]:
 
     def spread(values: Sequence[float], digits: int = 4) -> str:
-        return write_spread(measure_spread(values) if values else None, digits)
+        return write_spread(statistics.measure_spread(values) if values else None, digits)
 
     def learnt(entry: str, digits: int = 4) -> Callable[[Mapping[str, Any]], str]:
         return lambda panel: spread([c["learnt"][entry] for c in panel["curves"]], digits)

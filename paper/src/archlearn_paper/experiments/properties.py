@@ -14,22 +14,11 @@ from torch import nn
 from archlearn_cli.training.metrics import evaluate
 from archlearn_cli.training.objectives import objective_of
 from archlearn_cli.training.settings import RunSettings
+from archlearn_paper import bounds, statistics, tables
 from archlearn_paper.evaluation import best_device, find_dataset
-from archlearn_paper.experiment import (
-    Check,
-    Derived,
-    Experiment,
-    FinishedRun,
-    ResultTable,
-    Row,
-    Run,
-    Scale,
-    check_at_most,
-    group,
-)
+from archlearn_paper.experiment import Derived, Experiment, FinishedRun, Row, Run, Scale
 from archlearn_paper.experiments import table_1
 from archlearn_paper.recipes import baseline
-from archlearn_paper.statistics import measure_spread
 from archlearn_paper.tables import make_table, spread_in
 
 _PROBE_SEED = 7
@@ -85,7 +74,7 @@ def _measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    groups = group(rows)
+    groups = statistics.group(rows)
     measured = [row for row in (*_LEARNT, _CONTROL) if row in groups]
     return {
         "removal": {row: _sum_up_removals(groups[row]) for row in measured},
@@ -103,7 +92,7 @@ def _sum_up_removals(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "n": len(rises),
         "share": _share(rises),
-        "by_seed": measure_spread(shares),
+        "by_seed": statistics.measure_spread(shares),
         "median_rise": sorted(rises)[len(rises) // 2],
         "rises": [float(f"{rise:.3g}") for rise in sorted(rises)],
     }
@@ -117,34 +106,36 @@ def _measure_gaps(learnt: Sequence[Row], scratch: Sequence[Row]) -> dict[str, An
     """Return the train loss of learnt networks less that of the same ones from scratch."""
     losses = {row.seed: row.train_loss for row in scratch}
     return {
-        "learnt": measure_spread([row.train_loss for row in learnt]),
-        "scratch": measure_spread([row.train_loss for row in scratch]),
-        "gap": table_1.compare_by_seed(learnt, scratch, lambda row: row.train_loss),
-        "relative": measure_spread([row.train_loss / losses[row.seed] - 1 for row in learnt]),
-        "accuracy_gap": table_1.compare_by_seed(learnt, scratch),
+        "learnt": statistics.measure_spread([row.train_loss for row in learnt]),
+        "scratch": statistics.measure_spread([row.train_loss for row in scratch]),
+        "gap": statistics.compare_by_seed(learnt, scratch, lambda row: row.train_loss),
+        "relative": statistics.measure_spread(
+            [row.train_loss / losses[row.seed] - 1 for row in learnt]
+        ),
+        "accuracy_gap": statistics.compare_by_seed(learnt, scratch),
     }
 
 
-def _check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[bounds.Check]:
     removal = {row: numbers for row, numbers in derived["removal"].items() if row != _CONTROL}
     n = sum(of_row["n"] for of_row in removal.values())
     share = sum(of_row["n"] * of_row["share"] for of_row in removal.values()) / n
     control = derived["removal"][_CONTROL]["share"]
     return [
-        Check(
+        bounds.Check(
             what=f"share of the {n:,} kept neurons whose removal raises the train loss",
             measured=f"{share:.1%}",
             bound=f"≥ {_SHARE_BOUND:.0%}",
             met=share >= _SHARE_BOUND,
         ),
-        Check(
+        bounds.Check(
             what="control: the same share of the baseline's neurons, of which nothing was learnt",
             measured=f"{control:.1%}",
             bound=f"< {_SHARE_BOUND:.0%}",
             met=control < _SHARE_BOUND,
         ),
         *(
-            check_at_most(
+            bounds.at_most(
                 f"{row}: train loss above that of the same network from scratch, as a part of it",
                 gap["relative"],
                 _GAP_BOUND,
@@ -155,7 +146,7 @@ def _check(derived: Derived) -> list[Check]:
     ]
 
 
-def _tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[tables.Table]:
     removal, gaps = (
         [{"row": row, **numbers} for row, numbers in derived[name].items()]
         for name in ("removal", "gaps")
@@ -192,5 +183,4 @@ EXPERIMENT = Experiment(
     check=_check,
     tabulate=_tabulate,
     measure=_measure,
-    borrows=("table-1",),
 )

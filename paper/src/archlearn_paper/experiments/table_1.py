@@ -4,54 +4,18 @@ Every row has a number of parameters, fixed before, and learns which ones to kee
 channel's cost counts is chosen first, on validation data and seeds of their own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from archlearn_paper.experiment import (
-    Check,
-    Derived,
-    Experiment,
-    FinishedRun,
-    Origin,
-    ResultTable,
-    Row,
-    Run,
-    Scale,
-    check_at_least,
-    group,
-    reaches,
-    read_paper,
-    spread_of,
-    summarise_rows,
-    write_with_error,
-)
-from archlearn_paper.recipes import (
-    CHOICE_SEEDS,
-    COST_POWERS,
-    PLAIN_RATE_OF_AN_EXAMPLE,
-    VALIDATION,
-    WEIGHT_DECAY,
-    Given,
-    LearntParts,
-    baseline,
-    fix_width,
-    learn_architecture,
-    learn_to_budget,
-    reinitialise,
-    train_plainly,
-)
-from archlearn_paper.statistics import measure_spread, pair_by_seed
-from archlearn_paper.tables import (
-    NOTHING,
-    Column,
-    make_table,
-    names_in,
-    write_count,
-    write_counts,
-    write_number,
-    write_spread,
+from archlearn_paper import bounds, recipes, statistics, tables
+from archlearn_paper.experiment import Derived, Experiment, FinishedRun, Origin, Row, Run, Scale
+from archlearn_paper.experiments.table_1_penalty import (
+    PENALTY,
+    learn_by_penalty,
+    summarise_penalty,
+    tabulate_penalty,
 )
 
 BASELINE = "baseline"
@@ -79,19 +43,21 @@ class Table1Row:
 
     row: str
     layers: str
-    learn: LearntParts = "all"
+    learn: recipes.LearntParts = "all"
     budget: int | None = None
     reach: float | None = None
     because: str = ""
-    weight_decay: float = WEIGHT_DECAY
+    weight_decay: float = recipes.WEIGHT_DECAY
     given: float | None = None
-    architecture: str = NOTHING
+    architecture: str = tables.NOTHING
     parameters: int | None = None
     accuracy: float | None = None
     scratch: float | None = None
 
 
-LINES = tuple(Table1Row(row=row, **numbers) for row, numbers in read_paper("table-1").items())
+LINES = tuple(
+    Table1Row(row=row, **numbers) for row, numbers in recipes.read_paper("table-1").items()
+)
 LEARNT = {line.row: line for line in LINES if line.budget is not None}
 
 
@@ -106,15 +72,15 @@ def _list_paper() -> list[dict[str, Any]]:
 
 def try_cost_powers(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
     """Return the runs on validation data by which the power of the cost is chosen."""
-    aside = replace(scale, validation=scale.validation or VALIDATION)
+    aside = replace(scale, validation=scale.validation or recipes.VALIDATION)
     return [
         Run(
             row=f"{CHOICE}{power:g}",
-            settings=learn_to_budget(aside, seed, _CHOICE_BUDGET, power),
+            settings=recipes.learn_to_budget(aside, seed, _CHOICE_BUDGET, power),
             finish_compact=True,
         )
-        for power in scale.pick(COST_POWERS)
-        for seed in CHOICE_SEEDS[: len(scale.seeds)]
+        for power in scale.pick(recipes.COST_POWERS)
+        for seed in recipes.CHOICE_SEEDS[: len(scale.seeds)]
     ]
 
 
@@ -123,7 +89,7 @@ def choose_cost_power(rows: Sequence[Row]) -> float:
     tried = {
         float(name.removeprefix(CHOICE)): sum(row.validation_accuracy or 0.0 for row in members)
         / len(members)
-        for name, members in group(rows).items()
+        for name, members in statistics.group(rows).items()
         if name.startswith(CHOICE)
     }
     return max(tried, key=lambda power: tried[power])
@@ -135,7 +101,7 @@ def learn_table_1(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     return [
         _learn(scale, line, seed, power)
         if line.budget is not None
-        else Run(row=line.row, settings=baseline(scale, seed))
+        else Run(row=line.row, settings=recipes.baseline(scale, seed))
         for line in LINES
         for seed in scale.seeds
     ]
@@ -143,7 +109,7 @@ def learn_table_1(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
 
 def _learn(scale: Scale, line: Table1Row, seed: int, power: float) -> Run:
     assert line.budget is not None
-    settings = learn_to_budget(
+    settings = recipes.learn_to_budget(
         scale, seed, line.budget, power, learn=line.learn, weight_decay=line.weight_decay
     )
     return Run(row=line.row, settings=settings, finish_compact=True)
@@ -154,15 +120,14 @@ def train_from_scratch(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     return [
         Run(
             row=finished.row.row + NN,
-            settings=train_plainly(
+            settings=recipes.train_plainly(
                 scale,
                 finished.row.seed,
-                rate=PLAIN_RATE_OF_AN_EXAMPLE,
+                rate=recipes.PLAIN_RATE_OF_AN_EXAMPLE,
                 weight_decay=line.weight_decay,
             ),
             origin=Origin(
-                how="fresh weights",
-                make=partial(reinitialise, seed=finished.row.seed),
+                make=partial(recipes.reinitialise, seed=finished.row.seed),
                 parent=finished,
             ),
         )
@@ -179,33 +144,34 @@ def fix_widths(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
         if line is None or line.given is None:
             continue
         hidden = dict(list(finished.row.widths.items())[:-1])
-        given = Given(widths=hidden, linear=() if "fc1" in hidden else ("fc1",))
+        given = recipes.Given(widths=hidden, linear=() if "fc1" in hidden else ("fc1",))
         # Depth is given too: a layer that stayed non-linear is not to merge here.
         learn = "all" if given.linear else "width"
-        settings = learn_architecture(scale, finished.row.seed, line.given, learn=learn)
-        holder = fix_width(given, settings)
+        settings = recipes.learn_architecture(scale, finished.row.seed, line.given, learn=learn)
+        holder = recipes.fix_width(given, settings)
         row = finished.row.row + _FFW
         works.append(Run(row=row, settings=settings, after_epoch=holder, finish_compact=True))
     return works
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    groups = group(rows)
+    groups = statistics.group(rows)
     return {
         "rows": {
-            name: summarise_rows(members) | {"size": describe_size(members[0])}
+            name: statistics.summarise_rows(members) | {"size": describe_size(members[0])}
             for name, members in groups.items()
-            if not name.startswith(CHOICE)
+            if not name.startswith((CHOICE, PENALTY))
         },
+        **summarise_penalty(groups),
         "choice": {
-            name.removeprefix(CHOICE): spread_of(
+            name.removeprefix(CHOICE): statistics.spread_of(
                 members, lambda row: 100 * (row.validation_accuracy or 0.0)
             )
             for name, members in groups.items()
             if name.startswith(CHOICE)
         },
         "gaps": {
-            name: compare_by_seed(groups[name], groups[name + NN])
+            name: statistics.compare_by_seed(groups[name], groups[name + NN])
             for name in LEARNT
             if name in groups and name + NN in groups
         },
@@ -216,28 +182,18 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
 def describe_size(row: Row) -> str:
     """Return the budget that decided the size of a run."""
     budget = row.settings.get("gates", {}).get("budget")
-    return f"budget: {', '.join(budget)}" if budget else NOTHING
+    return f"budget: {', '.join(budget)}" if budget else tables.NOTHING
 
 
-def compare_by_seed(
-    ours: Sequence[Row],
-    theirs: Sequence[Row],
-    number: Callable[[Row], float] = lambda row: row.accuracy,
-) -> dict[str, Any]:
-    """Return by how much a number of rows, the accuracy, is above that of the same seeds."""
-    sides = [{row.seed: float(number(row)) for row in rows} for rows in (ours, theirs)]
-    return measure_spread(pair_by_seed(*sides))
-
-
-def _check(derived: Derived) -> list[Check]:
-    summaries, checks = derived["rows"], list[Check]()
+def _check(derived: Derived) -> list[bounds.Check]:
+    summaries, checks = derived["rows"], list[bounds.Check]()
     for line in LINES:
         summary = summaries.get(line.row)
         if summary is None:
             continue
         if line.budget is None:
             what = "accuracy of the baseline"
-            checks.append(check_at_least(what, summary["accuracy"], _BASELINE_BOUND))
+            checks.append(bounds.at_least(what, summary["accuracy"], _BASELINE_BOUND))
         else:
             checks.append(_check_reach(line, summary))
         if line.accuracy is not None and line.learn == "all":
@@ -245,27 +201,27 @@ def _check(derived: Derived) -> list[Check]:
         if line.row in derived["gaps"]:
             what = f"{line.row}: accuracy of AL less that of its NN column, seed by seed"
             checks.append(
-                check_at_least(what, derived["gaps"][line.row], _GAP_BOUND, unit=" points")
+                bounds.at_least(what, derived["gaps"][line.row], _GAP_BOUND, unit=" points")
             )
     return checks
 
 
-def _check_reach(line: Table1Row, summary: Mapping[str, Any]) -> Check:
+def _check_reach(line: Table1Row, summary: Mapping[str, Any]) -> bounds.Check:
     """Return whether a row has the accuracy in few parameters, both as means."""
     assert line.reach is not None
     assert line.budget is not None
     parameters = summary["parameters"]["mean"]
-    return Check(
+    return bounds.Check(
         what=f"{line.row}: {line.reach:.2f} % in few parameters{line.because}",
-        measured=f"{write_with_error(summary['accuracy'])} % in {parameters:,.0f}",
+        measured=f"{bounds.write_with_error(summary['accuracy'])} % in {parameters:,.0f}",
         bound=f"≥ {line.reach:.2f} % in ≤ {line.budget:,}",
-        met=reaches(summary["accuracy"], line.reach) and parameters <= line.budget,
+        met=bounds.reaches(summary["accuracy"], line.reach) and parameters <= line.budget,
     )
 
 
-def _check_merged(row: str, architectures: Sequence[str]) -> Check:
+def _check_merged(row: str, architectures: Sequence[str]) -> bounds.Check:
     n_merged = sum(architecture.count("-") < 3 for architecture in architectures)
-    return Check(
+    return bounds.Check(
         what=f"{row}: its third layer becomes linear and merges, as the paper's does",
         measured=f"in {n_merged} of {len(architectures)} seeds",
         bound="in every seed",
@@ -273,45 +229,46 @@ def _check_merged(row: str, architectures: Sequence[str]) -> Check:
     )
 
 
-def _tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[tables.Table]:
     summaries, choice = derived["rows"], derived["choice"]
     lines = [line for line in LINES if line.row in summaries]
 
     def accuracy(row: str) -> str:
-        return write_spread(summaries.get(row, {}).get("accuracy"), error=True)
+        return tables.write_spread(summaries.get(row, {}).get("accuracy"), error=True)
 
-    columns: list[Column] = [
+    columns: list[tables.Column] = [
         ("row", lambda line: line.row),
         ("layers learnt", lambda line: line.layers),
         ("paper: architecture", lambda line: line.architecture),
-        ("parameters", lambda line: write_count(line.parameters)),
-        ("AL %", lambda line: write_number(line.accuracy)),
-        ("NN %", lambda line: write_number(line.scratch)),
-        ("ours: parameters", lambda line: write_counts(summaries[line.row]["parameters"])),
-        ("AL %", lambda line: accuracy(line.row) if line.budget else NOTHING),
+        ("parameters", lambda line: tables.write_count(line.parameters)),
+        ("AL %", lambda line: tables.write_number(line.accuracy)),
+        ("NN %", lambda line: tables.write_number(line.scratch)),
+        ("ours: parameters", lambda line: tables.write_counts(summaries[line.row]["parameters"])),
+        ("AL %", lambda line: accuracy(line.row) if line.budget else tables.NOTHING),
         ("NN %", lambda line: accuracy(line.row + NN if line.budget else line.row)),
         ("FFW %", lambda line: accuracy(line.row + _FFW)),
     ]
     learnt = [{"row": line.row, **summaries[line.row]} for line in lines if line.budget]
-    sizes: list[Column] = [
+    sizes: list[tables.Column] = [
         ("row", "{row}"),
         ("size by", "{size}"),
-        ("architecture learnt, by seed", names_in("architectures")),
+        ("architecture learnt, by seed", tables.names_in("architectures")),
     ]
     n_runs = sum(spread["n"] for spread in choice.values())
-    powers: list[Column] = [
+    powers: list[tables.Column] = [
         ("cost power", lambda power: power),
-        ("validation accuracy %", lambda power: write_spread(choice[power])),
+        ("validation accuracy %", lambda power: tables.write_spread(choice[power])),
     ]
     search = (
         f"Search: {n_runs} runs at {_CHOICE_BUDGET:,} parameters with seeds of "
-        f"{', '.join(map(str, CHOICE_SEEDS))} chose the power of the cost, the highest mean, for "
-        "all rows."
+        f"{', '.join(map(str, recipes.CHOICE_SEEDS))} chose the power of the cost, the highest "
+        "mean, for all rows."
     )
     return [
-        make_table(lines, columns),
-        make_table(learnt, sizes),
-        make_table(choice, powers, search),
+        tables.make_table(lines, columns),
+        *tabulate_penalty(derived),
+        tables.make_table(learnt, sizes),
+        tables.make_table(choice, powers, search),
     ]
 
 
@@ -320,5 +277,6 @@ EXPERIMENT = Experiment(
     derive=_derive,
     check=_check,
     tabulate=_tabulate,
+    extra=learn_by_penalty,
     n_seeds=10,
 )

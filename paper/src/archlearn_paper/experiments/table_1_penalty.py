@@ -5,11 +5,13 @@ lambda 1 follows from that and the supplement's advice on lambda 3, by widths an
 and lambda 4 are a tenth of lambda 1 and lambda 3. The paper does not say at which rate gates move.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from archlearn_paper.experiment import FinishedRun, Origin, Run, Scale
-from archlearn_paper.recipes import choose_gate_rate, learn_architecture
+from archlearn_paper import statistics, tables
+from archlearn_paper.experiment import FULL, Derived, FinishedRun, Origin, Row, Run, Scale
+from archlearn_paper.recipes import choose_gate_rate, learn_architecture, read_paper
 from archlearn_paper.tristate_lenet import make_tristate_lenet
 
 PENALTY = "penalty "
@@ -42,7 +44,52 @@ def learn_by_penalty(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
             )
             depth = row in LEARN_DEPTH
             make = partial(make_tristate_lenet, seed, depth=depth)
-            origin = Origin(how=f"TriState, depth {depth}", make=make)
+            origin = Origin(make=make)
             run = Run(row=PENALTY + row, settings=settings, origin=origin, finish_compact=True)
             runs.append(run)
     return runs
+
+
+def summarise_penalty(groups: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+    """Return what the rows by the penalty came to, and the seeds that they lack."""
+    found = {row: groups[PENALTY + row] for row in RATIOS if PENALTY + row in groups}
+    missing = {
+        PENALTY + row: [s for s in PENALTY_SEEDS if s not in [r.seed for r in found.get(row, ())]]
+        for row in RATIOS
+    }
+    return {
+        "penalty": {row: statistics.summarise_rows(members) for row, members in found.items()},
+        "missing": {row: seeds for row, seeds in missing.items() if seeds},
+    }
+
+
+def tabulate_penalty(derived: Derived) -> list[tables.Table]:
+    """Return the paper's rows, those by its penalty, and those by a budget beside them."""
+    ours, paper = derived["penalty"], read_paper("table-1")
+
+    def merged(row: str) -> str:
+        counts = [text.count("-") < len("---") for text in ours[row]["architectures"]]
+        return f"{sum(counts)} of {len(counts)}" if row in LEARN_DEPTH else tables.NOTHING
+
+    columns: list[tables.Column] = [
+        ("row", str),
+        ("λ3 / λ1", lambda row: f"{RATIOS[row]:g}"),
+        ("paper: architecture", lambda row: paper[row]["architecture"]),
+        ("AL %", lambda row: f"{paper[row]['accuracy']:.2f}"),
+        ("by the penalty: architecture", lambda row: ", ".join(ours[row]["architectures"])),
+        ("third layer merged", merged),
+        ("parameters", lambda row: tables.write_counts(ours[row]["parameters"])),
+        ("AL %", lambda row: tables.write_spread(ours[row]["accuracy"], error=True)),
+        (
+            "by budget: parameters",
+            lambda row: tables.write_counts(derived["rows"][row]["parameters"]),
+        ),
+        ("AL %", lambda row: tables.write_spread(derived["rows"][row]["accuracy"], error=True)),
+    ]
+    title = (
+        f"By the paper's own penalty: equations 4 and 5, λ1 = {LAMBDA_1:g}, λ2 and λ4 a tenth of "
+        "λ1 and λ3, clipping, plain SGD on the gates, TriState in forward; "
+        f"{FULL.epochs} epochs where the paper has 300."
+    )
+    there = [row for row in ours if row in derived["rows"]]
+    return [tables.make_table(there, columns, title)] if there else []

@@ -5,41 +5,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from archlearn_paper import bounds, recipes, statistics, tables
 from archlearn_paper.baselines.svd import factorise
-from archlearn_paper.experiment import (
-    Check,
-    Derived,
-    Experiment,
-    FinishedRun,
-    Origin,
-    ResultTable,
-    Row,
-    Run,
-    Scale,
-    group,
-    reaches,
-    read_paper,
-    summarise_rows,
-    write_with_error,
-)
+from archlearn_paper.experiment import Derived, Experiment, FinishedRun, Origin, Row, Run, Scale
 from archlearn_paper.experiments.table_1 import (
     BASELINE,
     CHOICE,
     choose_cost_power,
-    compare_by_seed,
     describe_size,
     learn_table_1,
     try_cost_powers,
 )
 from archlearn_paper.recipes import baseline, fine_tune, learn_to_budget
-from archlearn_paper.tables import (
-    NOTHING,
-    Column,
-    counts_in,
-    make_table,
-    spread_in,
-    write_number,
-)
 
 _LAYER = "fc1"
 TUNED = ", fine-tuned"
@@ -80,7 +57,9 @@ class Size:
         return (self.al_row, self.svd_row + TUNED), (self.smaller, self.svd_row)
 
 
-SVD_SIZES = tuple(Size(rank=int(n), **numbers) for n, numbers in read_paper("table-2").items())
+SVD_SIZES = tuple(
+    Size(rank=int(n), **numbers) for n, numbers in recipes.read_paper("table-2").items()
+)
 
 
 def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
@@ -109,7 +88,7 @@ def _factorise_baselines(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]
             continue
         for size in SVD_SIZES:
             make = partial(factorise, ranks={_LAYER: size.rank})
-            thin = Origin(how=f"rank {size.rank}", make=make, parent=finished)
+            thin = Origin(make=make, parent=finished)
             settings = baseline(scale, finished.row.seed)
             works.append(Run(row=size.svd_row, settings=settings, origin=thin, is_trained=False))
             tuned = fine_tune(scale, finished.row.seed)
@@ -122,13 +101,17 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
         {"row": row, "parameters": 1000 * thousands, "accuracy": accuracy}
         for row, (thousands, accuracy) in _list_paper().items()
     ]
-    groups = group([row for row in rows if not row.row.startswith(CHOICE)])
+    groups = statistics.group([row for row in rows if not row.row.startswith(CHOICE)])
     summaries = {
-        name: summarise_rows(members) | {"size": describe_size(members[0])}
+        name: statistics.summarise_rows(members) | {"size": describe_size(members[0])}
         for name, members in groups.items()
     }
     gaps = [
-        {"learnt": ours, "other": theirs, "gap": compare_by_seed(groups[ours], groups[theirs])}
+        {
+            "learnt": ours,
+            "other": theirs,
+            "gap": statistics.compare_by_seed(groups[ours], groups[theirs]),
+        }
         for size in SVD_SIZES
         for ours, theirs in size.pairs
     ]
@@ -144,23 +127,23 @@ def _list_paper() -> dict[str, tuple[float, float]]:
     return paper
 
 
-def _check(derived: Derived) -> list[Check]:
-    summaries, checks = derived["rows"], list[Check]()
+def _check(derived: Derived) -> list[bounds.Check]:
+    summaries, checks = derived["rows"], list[bounds.Check]()
     for compared in derived["gaps"]:
         ours, theirs, gap = compared["learnt"], compared["other"], compared["gap"]
         parameters, limit = (summaries[row]["parameters"]["mean"] for row in (ours, theirs))
         checks.append(
-            Check(
+            bounds.Check(
                 what=f"{ours} is above {theirs}",
-                measured=f"{write_with_error(gap)} points in {parameters:,.0f}",
+                measured=f"{bounds.write_with_error(gap)} points in {parameters:,.0f}",
                 bound=f"> 0 points in ≤ {limit:,.0f}",
-                met=reaches(gap, 0.0) and gap["mean"] > 0 and parameters <= limit,
+                met=bounds.reaches(gap, 0.0) and gap["mean"] > 0 and parameters <= limit,
             )
         )
     return checks
 
 
-def _tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[tables.Table]:
     order = [BASELINE]
     for size in SVD_SIZES:
         order += [size.svd_row, size.svd_row + TUNED, size.al_row, size.smaller]
@@ -168,15 +151,15 @@ def _tabulate(derived: Derived) -> list[ResultTable]:
     rows = [
         {"row": row, "paper": paper.get(row, (None, None)), **derived["rows"][row]} for row in order
     ]
-    columns: list[Column] = [
+    columns: list[tables.Column] = [
         ("row", "{row}"),
-        ("paper: parameters, k", lambda row: write_number(row["paper"][0], 1)),
-        ("accuracy %", lambda row: write_number(row["paper"][1])),
-        ("ours: parameters", counts_in("parameters")),
-        ("accuracy %", spread_in("accuracy", error=True)),
-        ("size by", lambda row: row["size"] if row["row"].startswith("AL") else NOTHING),
+        ("paper: parameters, k", lambda row: tables.write_number(row["paper"][0], 1)),
+        ("accuracy %", lambda row: tables.write_number(row["paper"][1])),
+        ("ours: parameters", tables.counts_in("parameters")),
+        ("accuracy %", tables.spread_in("accuracy", error=True)),
+        ("size by", lambda row: row["size"] if row["row"].startswith("AL") else tables.NOTHING),
     ]
-    return [make_table(rows, columns)]
+    return [tables.make_table(rows, columns)]
 
 
 EXPERIMENT = Experiment(
@@ -184,5 +167,4 @@ EXPERIMENT = Experiment(
     derive=_derive,
     check=_check,
     tabulate=_tabulate,
-    borrows=("table-1",),
 )

@@ -3,27 +3,13 @@
 Every hidden layer starts non-linear, as in the paper, and some become linear and merge.
 """
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from archlearn.nn.functional import THRESHOLD
-from archlearn_paper.experiment import (
-    Check,
-    Derived,
-    Experiment,
-    FinishedRun,
-    ResultTable,
-    Row,
-    Run,
-    Scale,
-    check_at_most,
-    group,
-    read_paper,
-    spread_of,
-    summarise_rows,
-)
+from archlearn_paper import bounds, recipes, statistics, tables
+from archlearn_paper.experiment import Derived, Experiment, FinishedRun, Row, Run, Scale
 from archlearn_paper.recipes import learn_architecture
 from archlearn_paper.tables import Column, counts_in, make_table, spread_in
 
@@ -41,7 +27,7 @@ all gates crossed one half within a few steps, it would die."""
 _EPOCHS = 40
 _N_OTHER_LAYERS = 3
 """Two convolutions and the last layer; the others are of width 75."""
-_PAPER = {int(depth): numbers for depth, numbers in read_paper("table-3").items()}
+_PAPER = {int(depth): numbers for depth, numbers in recipes.read_paper("table-3").items()}
 """By initial depth."""
 _LARGEST_ERROR = 1.04
 _DEAD = 50.0
@@ -70,20 +56,24 @@ def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    groups, depths = group(rows), dict[str, Any]()
+    groups, depths = statistics.group(rows), dict[str, Any]()
     for depth in _PAPER:
         members = groups.get(f"depth {depth}")
         if members:
             depths[str(depth)] = {
-                **summarise_rows(members),
+                **statistics.summarise_rows(members),
                 "depths": [row.n_layers for row in members],
                 "start": _describe_start(members[0]),
-                "error": spread_of(members, lambda row: row.error),
+                "error": statistics.spread_of(members, lambda row: row.error),
                 "dead": sum(row.accuracy < _DEAD for row in members),
             }
     finals = [n for of_depth in depths.values() for n in of_depth["depths"]]
     paper = [{"depth": n, "final": p["final"], "error": p["error"]} for n, p in _PAPER.items()]
-    return {"depths": depths, "median_depth": statistics.median_low(finals), "paper": paper}
+    return {
+        "depths": depths,
+        "median_depth": sorted(finals)[(len(finals) - 1) // 2],
+        "paper": paper,
+    }
 
 
 def _describe_start(row: Row) -> str:
@@ -92,7 +82,7 @@ def _describe_start(row: Row) -> str:
     return "linear" if start >= THRESHOLD else "non-linear"
 
 
-def _check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[bounds.Check]:
     depths, median = derived["depths"], derived["median_depth"]
     finals = [n for of_depth in depths.values() for n in of_depth["depths"]]
     dead = sum(of_depth["dead"] for of_depth in depths.values())
@@ -100,14 +90,16 @@ def _check(derived: Derived) -> list[Check]:
     starts = {of_depth["start"] for of_depth in depths.values()}
     merged = sum(n < int(depth) for depth, of in depths.items() for n in of["depths"])
     checks = [
-        Check(what="dead networks", measured=f"{dead} of {len(finals)}", bound="0", met=dead == 0),
-        Check(
+        bounds.Check(
+            what="dead networks", measured=f"{dead} of {len(finals)}", bound="0", met=dead == 0
+        ),
+        bounds.Check(
             what="networks of non-linear layers, some of which became linear and merged",
             measured=f"{merged} of {len(finals)} merged, layers started {' and '.join(starts)}",
             bound="all, from a non-linear start",
             met=merged == len(finals) and starts == {"non-linear"},
         ),
-        Check(
+        bounds.Check(
             what=f"final depths within {median} ± 1, over all initial depths and seeds",
             measured=f"{within} of {len(finals)}, from {min(finals)} to {max(finals)}",
             bound="all",
@@ -117,13 +109,13 @@ def _check(derived: Derived) -> list[Check]:
     return [
         *checks,
         *(
-            check_at_most(f"error from depth {depth}", of_depth["error"], _LARGEST_ERROR)
+            bounds.at_most(f"error from depth {depth}", of_depth["error"], _LARGEST_ERROR)
             for depth, of_depth in depths.items()
         ),
     ]
 
 
-def _tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[tables.Table]:
     paper = {str(each["depth"]): each for each in derived["paper"]}
     rows = [{**numbers, "paper": paper[depth]} for depth, numbers in derived["depths"].items()]
     columns: list[Column] = [

@@ -25,36 +25,15 @@ from archlearn_cli.training.settings import (
     OptimiserSettings,
     RunSettings,
 )
+from archlearn_paper import bounds, recipes, statistics, tables
 from archlearn_paper.baselines.budget import prune_by_taylor
 from archlearn_paper.baselines.fastfood import replace_by_fastfood
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
 from archlearn_paper.baselines.svd import factorise, quarter_ranks, reduce_by_svd
 from archlearn_paper.baselines.torch_pruning_methods import reduce_by_torch_pruning
 from archlearn_paper.evaluation import best_device, list_losses, time_side_by_side
-from archlearn_paper.experiment import (
-    Check,
-    Derived,
-    Experiment,
-    FinishedRun,
-    Origin,
-    ResultTable,
-    Row,
-    Run,
-    Scale,
-    check_at_most,
-    group,
-    read_paper,
-    summarise_rows,
-)
-from archlearn_paper.experiments.table_1 import compare_by_seed, describe_size
-from archlearn_paper.tables import (
-    NOTHING,
-    Column,
-    counts_in,
-    make_table,
-    spread_in,
-    write_number,
-)
+from archlearn_paper.experiment import Derived, Experiment, FinishedRun, Origin, Row, Run, Scale
+from archlearn_paper.experiments.table_1 import describe_size
 
 _REFERENCE, _FURTHER, _ALL = "reference", "reference, trained further", "AL-all"
 _PRUNED, _FACTORISED, _FASTFOOD = "neuron pruning", "SVD-quarter-F", "Adaptive Fastfood 16"
@@ -85,7 +64,7 @@ class Table4Row:
     relaxes: bool = False
 
 
-_PAPER = {row: Table4Row(**numbers) for row, numbers in read_paper("table-4").items()}
+_PAPER = {row: Table4Row(**numbers) for row, numbers in recipes.read_paper("table-4").items()}
 SHARES = {name: line.share for name, line in _PAPER.items() if line.share is not None}
 """Of the rows that learn."""
 _RIVAL_SEED = 0
@@ -201,14 +180,14 @@ def _compress(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     works: list[Run] = []
     for finished in done:
         seed = finished.row.seed
-        same = Origin(how="as it is", make=copy.deepcopy, parent=finished)
+        same = Origin(make=copy.deepcopy, parent=finished)
         works.append(Run(row=_FURTHER, settings=_further(scale, seed), origin=same))
         works += [_learn(scale, seed, same, row) for row in SHARES]
     for finished in done:
         if (seed := finished.row.seed) == _RIVAL_SEED:
             works += [
-                Run(row=origin.how, settings=_further(scale, seed), origin=origin)
-                for origin in _list_rivals(scale, finished)
+                Run(row=row, settings=_further(scale, seed), origin=origin)
+                for row, origin in _list_rivals(scale, finished).items()
             ]
     return works
 
@@ -233,8 +212,8 @@ def _learn(scale: Scale, seed: int, reference: Origin, row: str) -> Run:
     )
 
 
-def _list_rivals(scale: Scale, reference: FinishedRun) -> list[Origin]:
-    """Return the other methods' networks before they are trained further, each named by its row."""
+def _list_rivals(scale: Scale, reference: FinishedRun) -> dict[str, Origin]:
+    """Return the other methods' networks before they are trained further, by their row."""
     row, given = reference.row, {"example": _example(scale)}
     n_features = _FASTFOOD_SHARE * row.widths["fc6"]
     rivals: dict[str, Callable[..., nn.Module]] = {
@@ -249,10 +228,9 @@ def _list_rivals(scale: Scale, reference: FinishedRun) -> list[Origin]:
         budget = round(share * row.parameters / 100)
         for name, reduce in {"taylor": taylor, **RIVALS}.items():
             rivals[f"{name}, {share} %"] = partial(reduce, **given, budget=budget)
-    return [
-        Origin(how=name, make=make, parent=reference, in_worker=True)
-        for name, make in rivals.items()
-    ]
+    return {
+        name: Origin(make=make, parent=reference, in_worker=True) for name, make in rivals.items()
+    }
 
 
 def _factorise_to_a_quarter(network: nn.Module) -> nn.Module:
@@ -306,14 +284,14 @@ def _measure_times(scale: Scale, done: FinishedRun) -> dict[str, Any]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    methods = group(rows)
+    methods = statistics.group(rows)
     lost = {
-        name: compare_by_seed(methods[_FURTHER], members)
+        name: statistics.compare_by_seed(methods[_FURTHER], members)
         for name, members in methods.items()
         if _FURTHER in methods and name in (*SHARES, _REFERENCE)
     }
     summaries = {
-        name: summarise_rows(members)
+        name: statistics.summarise_rows(members)
         | {"measured": [row.measured for row in members], "size": describe_size(members[0])}
         for name, members in methods.items()
     }
@@ -331,17 +309,17 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     return {"rows": summaries, "runs": runs, "lost": lost}
 
 
-def _check(derived: Derived) -> list[Check]:
-    checks: list[Check] = []
+def _check(derived: Derived) -> list[bounds.Check]:
+    checks: list[bounds.Check] = []
     if _REFERENCE in derived["lost"]:
         what = "the reference gains no more: points it gains by as many epochs as the methods have"
         found = derived["lost"][_REFERENCE]
-        checks.append(check_at_most(what, found, _MOST_GAINED, unit=" points", digits=2))
+        checks.append(bounds.at_most(what, found, _MOST_GAINED, unit=" points", digits=2))
     for row, share in SHARES.items():
         if row in derived["rows"]:
             gone = _compression(derived["rows"], row)
             checks.append(
-                Check(
+                bounds.Check(
                     what=f"{row}: fewer parameters",
                     measured=f"{gone:.1f} %",
                     bound=f"≥ {100 - share} %",
@@ -351,12 +329,12 @@ def _check(derived: Derived) -> list[Check]:
         if row in derived["lost"]:
             what = f"{row}: points below the reference trained as long"
             checks.append(
-                check_at_most(what, derived["lost"][row], _MOST_LOST, unit=" points", digits=2)
+                bounds.at_most(what, derived["lost"][row], _MOST_LOST, unit=" points", digits=2)
             )
     return checks
 
 
-def _tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[tables.Table]:
     summaries = derived["rows"]
     names = [*(r for r in _PAPER if r in summaries), *(r for r in summaries if r not in _PAPER)]
     rows: list[dict[str, Any]] = [
@@ -376,35 +354,35 @@ def _tabulate(derived: Derived) -> list[ResultTable]:
         for device, found in measured.get("forward", {}).items()
     ]
     return [
-        make_table(rows, _TABLE_4, "Compression of CaffeNet (table 4)"),
-        make_table(
+        tables.make_table(rows, _TABLE_4, "Compression of CaffeNet (table 4)"),
+        tables.make_table(
             [row for row in rows if row["paper"].layers],
             _TABLE_5,
             "Architectures learnt (table 5)",
         ),
-        make_table(times, _TIMES, "A forward pass, timed side by side with the reference"),
-        make_table(derived["runs"], _RUNS, "All runs"),
+        tables.make_table(times, _TIMES, "A forward pass, timed side by side with the reference"),
+        tables.make_table(derived["runs"], _RUNS, "All runs"),
     ]
 
 
-_TABLE_4: list[Column] = [
+_TABLE_4: list[tables.Column] = [
     ("method", "{row}"),
-    ("paper: parameters, M", lambda row: write_number(row["paper"].parameters, 1)),
-    ("accuracy %", lambda row: write_number(row["paper"].accuracy)),
-    ("compression %", lambda row: write_number(row["paper"].compression, 0)),
-    ("ours: parameters", counts_in("parameters")),
-    ("accuracy %", spread_in("accuracy", error=True)),
+    ("paper: parameters, M", lambda row: tables.write_number(row["paper"].parameters, 1)),
+    ("accuracy %", lambda row: tables.write_number(row["paper"].accuracy)),
+    ("compression %", lambda row: tables.write_number(row["paper"].compression, 0)),
+    ("ours: parameters", tables.counts_in("parameters")),
+    ("accuracy %", tables.spread_in("accuracy", error=True)),
     ("compression %", "{compressed:.1f}"),
     ("multiply-adds %", lambda row: f"{100 * row['ratio']:.1f}"),
 ]
-_TABLE_5: list[Column] = [
+_TABLE_5: list[tables.Column] = [
     ("method", "{row}"),
     ("layers learnt", "{paper.layers}"),
     ("size by", "{size}"),
-    ("paper: architecture", lambda row: row["paper"].architecture or NOTHING),
+    ("paper: architecture", lambda row: row["paper"].architecture or tables.NOTHING),
     ("ours: architecture", lambda row: ", ".join(dict.fromkeys(row["architectures"]))),
 ]
-_TIMES: list[Column] = [
+_TIMES: list[tables.Column] = [
     ("method", "{row}"),
     ("device", "{device}, batch {found[batch]}"),
     ("reference, ms", "{found[reference_ms]:.2f}"),
@@ -412,7 +390,7 @@ _TIMES: list[Column] = [
     ("ratio of times", "{found[ratio]:.2f}"),
     ("ratio of multiply-adds", "{ratio:.2f}"),
 ]
-_RUNS: list[Column] = [
+_RUNS: list[tables.Column] = [
     ("run", "{row}"),
     ("seed", "{seed}"),
     ("architecture", "{architecture}"),
@@ -439,4 +417,5 @@ EXPERIMENT = Experiment(
     tabulate=_tabulate,
     measure=_measure_times,
     n_seeds=3,
+    version=2,
 )
