@@ -18,7 +18,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-all lint types layers docs size unit demo laws fuzz benchmark zoo clean tutorials extras
+.PHONY: help install test test-all lint types layers docs size unit demo laws fuzz benchmark zoo gpu clean tutorials extras
 
 help: ## Say what each target does
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -86,6 +86,10 @@ benchmark: $(STAMP) ## Run the benchmarks that need no GPU and print their table
 zoo: $(STAMP) ## Compact 332 real models of other packages (hours): results/zoo.md, docs/support.md
 	$(PIP) install --quiet --no-deps -r benchmarks/zoo/requirements.txt
 	$(BIN)/python -m benchmarks.zoo --sides archlearn torch-pruning "torch-pruning heads" --jobs $(WORKERS) --out results/zoo.jsonl --matrix docs/support.md
+
+# With the Python and the torch that are there: .venv has a torch without CUDA.
+gpu: ## Learn and cut 530 networks on a GPU (minutes): results/gpu.md
+	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_sweep --jobs 14 --out results/gpu.jsonl --page results/gpu.md
 
 extras: $(STAMP) ## Install the wheel with each extra into an empty environment (minutes)
 	sh benchmarks/try_extras.sh $(PYTHON)

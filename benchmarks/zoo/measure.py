@@ -52,7 +52,7 @@ def measure(name: str, entry: Entry, side: str) -> Row:
             settle_(net, inputs)
             call(net, inputs)
         except Exception as error:
-            row: Row = {"result": "the model itself fails", "said": _say(error)}
+            row: Row = {"result": "the model itself fails", "said": describe_error(error)}
         else:
             row = SIDES[side](net, inputs, entry)
         return {"model": name, "side": side, **row, "seconds": time.perf_counter() - start}
@@ -63,9 +63,9 @@ def ours(net: nn.Module, inputs: Call, entry: Entry) -> Row:
     try:
         return _compacted(net, inputs, entry)
     except al.ArchlearnError as error:
-        return {"result": "refused", "said": _say(error)}
+        return {"result": "refused", "said": describe_error(error)}
     except Exception as error:
-        return {"result": "crashed", "said": _say(error)}
+        return {"result": "crashed", "said": describe_error(error)}
 
 
 def _compacted(net: nn.Module, inputs: Call, entry: Entry) -> Row:
@@ -127,7 +127,7 @@ def _pruned(net: nn.Module, inputs: Call, entry: Entry, heads: dict[nn.Module, i
         set_head_sizes_(net, heads)
         call(net, draw_inputs(entry, seed=1))
     except Exception as error:
-        return {"result": "fails", "said": _say(error)}
+        return {"result": "fails", "said": describe_error(error)}
     return {"result": "runs", "left": n_parameters(net) / before}
 
 
@@ -206,7 +206,7 @@ def silent_groups(gated: nn.Module, inputs: Call) -> list[str] | str:
             heard -= _heard_groups(gated.train(), inputs, seed) if heard else set()
         return sorted(heard)
     except Exception as error:
-        return _say(error)
+        return describe_error(error)
     finally:
         gated.eval()
 
@@ -264,6 +264,7 @@ def difference(first: Tensor, second: Tensor) -> float:
     return float("inf") if isnan(found) else found
 
 
-def _say(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
+    """Return the kind of an error and its message on one line, without paths of packages."""
     text = re.sub(r"\S*/site-packages/", "", " ".join(str(error).split()))
     return f"{type(error).__name__}: {text}"[:_SAID]
