@@ -136,14 +136,16 @@ class GraphReader:
 
     def _note(self, found: Reads, node: fx.Node, group: int, sources: list[fx.Node]) -> None:
         rule, passes = self.rules[node], group in self.carried[node]
-        if rule in (norm.local_response, norm.unit_length):
+        is_read = self._is_read(node, group)
+        is_of_heads = node.name in self.followed.reads and not is_read
+        if rule in (norm.local_response, norm.unit_length) and not is_of_heads:
             found.zeros.append(sources[0])
-        elif self._is_read(node, group) and rule not in (*_PRODUCTS, pooling.reduce):
+        elif is_read and rule not in (*_PRODUCTS, pooling.reduce):
             found.norms.append((self._module_of(node), sources[0]))
         elif rule in _PRODUCTS:
             factors = [n for n in node.all_input_nodes[:2] if group in self.carried[n]]
             is_twice = len(_operands(node)) > len(node.all_input_nodes)
-            if not passes or self._is_read(node, group) or is_twice:
+            if not passes or is_read or is_twice:
                 found.either.append(factors)
         elif rule is pooling.reduce and not passes:
             found.zeros.append(sources[0])
@@ -151,8 +153,12 @@ class GraphReader:
             raise NoSlicesError(f"{describe_call(node)} reads it, and has no weight for it")
 
     def _is_read(self, node: fx.Node, group: int) -> bool:
+        """Return whether a call reads a group's channels together: of heads, what lies within."""
         read = self.followed.reads.get(node.name)
-        return read is not None and group in self.graph.groups_among(self.graph.root[read.ids])
+        if read is None:
+            return False
+        rows, columns, _ = self.graph.parents[:, self.graph.root[read.ids]]
+        return group in self.graph.group_of[torch.where(rows == columns, rows, columns)].tolist()
 
     def _module_of(self, node: fx.Node) -> str:
         """Return the name of the module that a call stands in, or that it calls."""
@@ -208,8 +214,8 @@ class GraphReader:
         zero = set[fx.Node]()
         nodes = [*reads.zeros, *(node for _, node in reads.norms if by_zeros)]
         made = [s for node in nodes for s in self.write(node, group, zero)]
-        for factors in reads.either:
-            made += self._write_factor(factors, group, self._atoms(factors[0]), zero)
+        for factors in reads.either:  # which may leave others of the same gate: values beside keys
+            made += self._write_factor(factors, group, self._atoms(factors[0]), set(zero))
         for source, columns in reads.columns:
             made += [] if self._is_zero(source, group, zero) else columns
         return made
