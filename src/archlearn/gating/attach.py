@@ -3,7 +3,8 @@
 import difflib
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,10 +19,17 @@ from archlearn.errors import (
     lies_in,
     with_article,
 )
-from archlearn.gating.gate_container import GateContainer, add_container_, find_container
+from archlearn.gating.gate_container import (
+    GateContainer,
+    add_container_,
+    attach_container_,
+    find_container,
+)
 from archlearn.gating.insertion import insert_gates
 from archlearn.gating.learn import Learn
 from archlearn.gating.selection import LearnableSites, select_sites
+from archlearn.gating.weight_gates import WeightGates, open_norms_
+from archlearn.gating.weight_groups import list_gate_groups
 from archlearn.module_utils import (
     check_numbers,
     copy_model,
@@ -210,6 +218,7 @@ def add_gates(
     leaves: Iterable[Leaf] = (),
     width_start: float = WIDTH_START,
     depth_start: float = DEPTH_START,
+    on: Literal["activations", "weights"] = "activations",
 ) -> nn.Module:
     """Return a copy of `net` with a gate for everything that can be learnt exactly.
 
@@ -225,6 +234,10 @@ def add_gates(
         leaves: Submodules, by name or class, that are not to be looked into.
         width_start: Where width gates start; at one half or above, a channel is kept.
         depth_start: Where depth gates start; below one half, a layer is non-linear.
+        on: What gates act on: "activations", by a `forward` that is generated; or "weights", the
+            coming default: `forward` and the keys of `state_dict` stay the user's own, and gates
+            act by the hooks of the optimiser that `GateOptimizer` is given. Depth is not learnt
+            there yet.
 
     Raises:
         InputError: If the inputs do not fit, `learn` names no layer, or nothing can be learnt.
@@ -237,11 +250,37 @@ def add_gates(
     check_learn(learn)
     leaves = check_leaves(net, leaves)
     inputs = check_rows(ExampleInputs.of(example_inputs))
+    if on not in ("activations", "weights"):
+        raise InputError(f"on is {on!r}; choose 'activations' or 'weights'")
     gated, learnable = trace_copy(net, inputs, learn, leaves)
+    if on == "weights":
+        return attach_weight_gates(gated, learnable, width_start)
     container = GateContainer(learnable, width_start, depth_start, was_bound=is_bound(net))
     warn_of_traced_hooks(learnable.channel_graph.traces.all_blocks, gated)
     warn_of_checkpointing(gated)
     bind_gates_(gated, container)
+    return gated
+
+
+def attach_weight_gates(gated: nn.Module, learnable: LearnableSites, start: float) -> nn.Module:
+    """Return a copy of a model with gates that act on its weights, and nothing else changed."""
+    groups = learnable.channel_graph.groups  # every head keeps the same of its channels
+    graph = replace(
+        learnable.channel_graph, groups=tuple(replace(group, heads=None) for group in groups)
+    )
+    learnable = replace(learnable, channel_graph=graph, mergeable={})
+    if not groups and not learnable.branches:
+        raise InputError(
+            "only depth can be learnt here, which gates on weights do not learn yet; leave on= out"
+        )
+    container = GateContainer(learnable, start, DEPTH_START, was_bound=is_bound(gated))
+    container.set_cost_table(build_cost_table(graph, gated))
+    container.on_weights = WeightGates(list_gate_groups(gated, learnable))
+    open_norms_(gated, container.on_weights.groups)
+    reference = find_reference(gated)
+    if reference is not None:
+        container.to(reference.device)
+    attach_container_(gated, container)
     return gated
 
 

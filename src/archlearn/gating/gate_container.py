@@ -13,7 +13,9 @@ from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.cost_model import CostTable
 from archlearn.errors import InputError
 from archlearn.gating.selection import LearnableSites
+from archlearn.gating.weight_gates import WeightGates
 from archlearn.nn.functional import THRESHOLD, binarised_gates
+from archlearn.nn.open_norms import plain_form_
 
 CONTAINER = "archlearn_gates"
 LEFT_OUT, STANDING = "branches left out", "gates standing still"
@@ -48,6 +50,8 @@ class GateContainer(nn.Module):
             the i-th channel of every head. Numbers stay what they are when channels are cut out.
         probe: Parameters of the same shapes that add nothing; their gradients are those that each
             head's own channel would give its gate.
+        on_weights: How the gates act on weights; None where they act on activations.
+        hooks: Those of the optimisers that gates on weights act by.
     """
 
     rows: Tensor
@@ -55,6 +59,8 @@ class GateContainer(nn.Module):
     group_of_gate: Tensor
     slope: Tensor
     standing: frozenset[int] = frozenset()
+    on_weights: WeightGates | None = None
+    hooks: Any = None
 
     def __init__(
         self,
@@ -376,15 +382,17 @@ def gate_key(name: str) -> str:
 
 def find_container(model: nn.Module) -> GateContainer | None:
     """Return the model's gate container, or None if add_gates has not been called on it."""
-    container: Any = getattr(model, CONTAINER, None)
-    if container is None:
-        container = next((m for m in model.modules() if isinstance(m, GateContainer)), None)
-    return container
+    return next(filter(None, map(own_container, model.modules())), None)
+
+
+def own_container(module: nn.Module) -> GateContainer | None:
+    """Return the gates that a module itself has; those on weights are no submodule."""
+    return module._modules.get(CONTAINER) or vars(module).get(CONTAINER)  # pyright: ignore
 
 
 def list_gated(model: nn.Module) -> str:
     """Return the names of the parts of a model that `add_gates` was called on."""
-    parts = [name for name, module in model.named_modules() if CONTAINER in module._modules]
+    parts = [name for name, module in model.named_modules() if own_container(module) is not None]
     return " and ".join(map(repr, parts))
 
 
@@ -394,6 +402,19 @@ def add_container_(model: nn.Module, container: GateContainer) -> None:
     model.register_load_state_dict_pre_hook(prepare_loading)
 
 
+def attach_container_(model: nn.Module, container: GateContainer) -> None:
+    """Give a model gates that act on its weights: no parameter, buffer or submodule of it."""
+    vars(model)[CONTAINER] = container
+    model.register_load_state_dict_post_hook(read_norms)
+
+
+def read_norms(model: nn.Module, _: object) -> None:
+    """Let norms of a model with gates on weights follow the weights that were loaded."""
+    container = own_container(model)
+    if container is not None and container.on_weights is not None:
+        container.on_weights.read_norms_(model)
+
+
 def remove_container_(model: nn.Module) -> None:
     """Take the gates of a model away, and all that was added with them."""
     if hasattr(model, CONTAINER):
@@ -401,6 +422,11 @@ def remove_container_(model: nn.Module) -> None:
     hooks: dict[int, Any] = model._load_state_dict_pre_hooks
     for key in [k for k, hook in hooks.items() if hook.hook is prepare_loading]:
         del hooks[key]
+    behind: dict[int, Any] = model._load_state_dict_post_hooks
+    for key in [k for k, hook in behind.items() if hook is read_norms]:
+        del behind[key]
+    for module in model.modules():
+        plain_form_(module)
 
 
 def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

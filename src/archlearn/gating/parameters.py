@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from archlearn.errors import InputError
 from archlearn.gating.attach import check_rates
-from archlearn.gating.gate_container import CONTAINER, GateContainer
+from archlearn.gating.gate_container import CONTAINER, GateContainer, find_container
 from archlearn.nn.tristate_activation import TriState
 from archlearn.tracing.generated_forward import unwrap
 
@@ -101,6 +101,9 @@ def weights(model: nn.Module) -> list[nn.Parameter]:
 
     Gates learn by `GateOptimizer`.
     """
+    container = find_container(unwrap(model))
+    if container is not None and container.on_weights is not None:
+        return list(model.parameters())
     known: set[int] = set()
     for holder in find_holders(model):
         known |= {id(gate) for gate in holder.gates()}
@@ -123,6 +126,11 @@ def find_holders(model: nn.Module) -> list[GateContainer | TriState]:
         if module._modules:  # others need not be remembered
             seen.add(module)
             waiting.extend(module._modules.values())
+    if not found and find_container(unwrap(model)) is not None:
+        raise InputError(
+            "the model's gates act on its weights, and are no parameters; they learn by "
+            "archlearn.GateOptimizer(model, optimizer, total_steps=...)"
+        )
     if not found:
         raise InputError("the model has no gates; call add_gates on it first")
     return found

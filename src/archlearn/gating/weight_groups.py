@@ -4,7 +4,7 @@ A channel is closed when nothing reads it, so a gate is a factor of the slices t
 channel; no gate stands in `forward`, and what is closed can be read off the weights.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph, Group
 from archlearn.analysis.residual_branches import Branch
-from archlearn.gating.channel_slices import GraphReader, NoSlicesError, Slices
+from archlearn.gating.channel_slices import GraphReader, NoSlicesError, Slices, are_zero
 from archlearn.gating.selection import LearnableSites, select_sites
 from archlearn.module_utils import find_module, find_tensor
 from archlearn.nn.rms_norm_forms import read_rms_norm
@@ -84,6 +84,38 @@ def list_gate_groups(net: nn.Module, learnable: LearnableSites) -> tuple[GateGro
         groups.append(_describe_branch(net, branch, finder.readers, start))
         start += 1
     return tuple(groups)
+
+
+def find_closed(
+    net: nn.Module,
+    groups: Iterable[GateGroup],
+    constants: Mapping[str, Tensor] | None = None,
+    open_norms: Collection[str] = (),
+) -> Tensor:
+    """Return of each gate whether all slices that it acts on are exactly zero.
+
+    Args:
+        net: The network.
+        groups: Its groups. Those under norms that closed channels have a part in are open.
+        constants: Columns, flags by the names of weights, that count as zero: what they read is a
+            constant.
+        open_norms: Names of norms that closed channels have no part in.
+    """
+    groups, constants = tuple(groups), constants or {}
+    n = sum(group.size for group in groups)
+    acts, is_open = torch.zeros(2, n, dtype=torch.bool, device="cpu")
+    for group in groups:
+        norms = [find_module(net, name) for name in group.norms if name not in open_norms]
+        if all(read_rms_norm(module) is not None for module in norms):
+            for each in group.readers:
+                here = each.gates >= 0
+                acts[each.gates[here]] = True
+                is_read = ~are_zero(net, each)
+                has_plain_norms = len(norms) == len(group.norms)
+                if each.parameter in constants and each.dim == 1 and has_plain_norms:
+                    is_read &= ~constants[each.parameter]
+                is_open[each.gates[here & is_read]] = True
+    return acts & ~is_open
 
 
 class _GroupFinder:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from archlearn.costs import COSTS, LATENCY, unit_of
 from archlearn.errors import LARGEST, InputError, check_kind, lies_in, with_article
-from archlearn.gating.gate_container import CONTAINER, GateContainer
+from archlearn.gating.gate_container import GateContainer, own_container
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import check_numbers
 from archlearn.tracing.generated_forward import unwrap
@@ -105,7 +105,7 @@ def _write_cost(name: str, cost: float, n_examples: int) -> str:
 
 def find_gated(model: nn.Module) -> nn.Module:
     """Return the part of a model that `add_gates` made."""
-    found = [module for module in unwrap(model).modules() if CONTAINER in module._modules]
+    found = [module for module in unwrap(model).modules() if own_container(module) is not None]
     if len(found) != 1:
         raise InputError(
             f"the model has {len(found)} sets of gates from add_gates; GateOptimizer learns those "

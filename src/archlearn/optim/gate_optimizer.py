@@ -12,13 +12,14 @@ import itertools
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from archlearn.costs import COSTS, LATENCY, unit_of
 from archlearn.errors import InputError, check_kind
@@ -64,6 +65,7 @@ from archlearn.optim.gate_statistics import (
 )
 from archlearn.optim.latency import LatencyCheck, LatencyTable, check_table, measure_latency
 from archlearn.optim.neuron_counts import NeuronCounts
+from archlearn.optim.weight_learning import connect
 from archlearn.surgery.planning import find_sliceable
 from archlearn.tracing.example_inputs import count_examples
 
@@ -78,10 +80,11 @@ _FALLEN, _NEAR, _LAST_CHECKS, _MOST_OFF = 0.9, 0.02, 4, 1.25
 is as near as this, at most so often. A single time is not believed further than the last."""
 _WEIGHTS_MOVE_BY = 20
 """The step by which an optimiser has moved the weights, whatever accumulates or skips steps."""
+_ON_WEIGHTS = "on_weights"
 _log = logging.getLogger(__name__)
 
 
-class GateOptimizer(torch.optim.Optimizer):
+class GateOptimizer(Optimizer):
     """Learns gates beside any optimiser of the weights, from the task's loss alone.
 
     Call `step()` and `zero_grad()` after each backward pass, as for any optimiser. Give the other
@@ -91,7 +94,8 @@ class GateOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         model: nn.Module,
-        total_steps: int,
+        optimizer: Optimizer | Sequence[Optimizer] | int | None = None,
+        total_steps: int | None = None,
         *,
         budget: Budget | None = None,
         width_cost: float | None = None,
@@ -108,6 +112,8 @@ class GateOptimizer(torch.optim.Optimizer):
 
         Args:
             model: A model from `add_gates`, or one that contains such a model.
+            optimizer: For gates on weights, the optimiser of the weights, or all of them: gates act
+                by its hooks, and the loop needs neither `step()` nor `zero_grad()` of this one.
             total_steps: Steps of the whole run.
             budget: What the network may cost at the end: "parameters", "multiply_adds" (of one
                 example), "latency" (milliseconds of one run on the example inputs) or several, as
@@ -133,8 +139,9 @@ class GateOptimizer(torch.optim.Optimizer):
         """
         self._owner = find_gated(model)
         self._container: GateContainer = getattr(self._owner, CONTAINER)
+        self._on_weights, total = connect(self._owner, self._container, optimizer, total_steps)
         counts = {"least_width": least_width, "multiple_of": multiple_of, "every": every}
-        check_arguments(total_steps, budget, width_cost, largest_cut, **counts)
+        check_arguments(total, budget, width_cost, largest_cut, **counts)
         self.schedule = GateSchedule() if schedule is None else schedule
         check_kind("protect", protect, Iterable, 'give names of layers, such as ["head"]')
         names = (protect,) if isinstance(protect, str) else tuple(protect)
@@ -174,18 +181,29 @@ class GateOptimizer(torch.optim.Optimizer):
         self._least = _join(self._least, self._alike)
         self._units = count_units(self._learnable)
         self._protected = find_protected(self._learnable, names)
+        if self._on_weights is not None:
+            self._hold(*self._on_weights.held().split([self._cost.n_width, self._cost.n_branches]))
         n_groups = len(gates) - self._cost.n_depth - self._cost.n_branches
         self._branches: list[Tensor] = [*gates[n_groups + self._cost.n_depth :]]
         self._closable: list[Tensor] = [*gates[:n_groups], *self._branches]
         self._set_limits(budget)
-        self._set_times(total_steps, every)
+        self._set_times(total, every)
         self.param_groups[0]["merges"] = self._plan_merges()
         self._slopes: dict[int, float] = {}
-        self._may_pay, self._shrinks = False, True
+        self._may_pay, self._shrinks = False, self._on_weights is None
         self._written = self._start[:0]
         self._has_warned = False
         self._weight_sum = self._sum_weights()
         self._remember()
+        if self._on_weights is not None:
+            self._on_weights.start(lambda _: self._step())  # pyright: ignore
+
+    def _hold(self, widths: Tensor, branches: Tensor) -> None:
+        """Keep what gates on weights cannot close."""
+        is_held = torch.zeros_like(self._least, dtype=torch.bool)
+        is_held[self._cost.group[widths]] = True
+        self._least = torch.where(is_held, self._cost.group.bincount(), self._least)
+        self._protected[self._cost.n_depth :] |= branches
 
     def __getstate__(self) -> dict[str, Any]:
         """Return everything, for a copy made together with the model; torch keeps states alone."""
@@ -305,8 +323,22 @@ class GateOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._on_weights is not None:
+            self._on_weights.step()
+            return loss
         self._step()  # pyright: ignore[reportAttributeAccessIssue]
         return loss
+
+    def observe(self) -> None:
+        """Read the gradients of gates on weights now, and take those of closed channels out.
+
+        In front of clipping, so that closed channels do not count in the norm; or with `step()`
+        behind the optimiser's, where its hooks are not called: behind a replayed CUDA graph, or
+        with an optimiser that is none of torch's.
+        """
+        if self._on_weights is None:
+            raise InputError("gates on activations have gradients of their own; call step() alone")
+        self._on_weights.observe()
 
     @torch.compiler.disable  # hides the type of what it decorates, so `step` stays without
     def _step(self) -> None:
@@ -331,7 +363,11 @@ class GateOptimizer(torch.optim.Optimizer):
             return
         if self._rates is not None and self._rates.device != gates[0].device:
             self._follow_branches_()
-        observe_(gates, self.state, self.schedule, self._rates)
+        rates = self._rates
+        if self._on_weights is not None:
+            self._on_weights.write_gradients_(gates)
+            rates = self._on_weights.rates(rates, self.schedule.memory)
+        observe_(gates, self.state, self.schedule, rates)
 
     @torch.no_grad()
     def advance(self, n_steps: int = 1) -> None:
@@ -533,6 +569,13 @@ class GateOptimizer(torch.optim.Optimizer):
         opened, gone = self._state()
         return name_costs(self._cost(opened[None], gone[None])[0], self._n_examples)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is known of each gate; of gates on weights also their values aside."""
+        state: dict[str, Any] = super().state_dict()
+        if self._on_weights is not None:
+            state[_ON_WEIGHTS] = self._on_weights.state_dict(self._gates)
+        return state
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; numbers stay in the precision they were kept in.
 
@@ -560,6 +603,8 @@ class GateOptimizer(torch.optim.Optimizer):
         for number, state in state_dict["state"].items():
             gate = self.param_groups[0]["params"][number]
             self.state[gate] = {k: v.to(gate.device, copy=True) for k, v in state.items()}
+        if self._on_weights is not None:
+            self._on_weights.load_state_dict(state_dict[_ON_WEIGHTS], self._gates)
         start = self.param_groups[0].get("start", self._start.tolist())
         if self._latency is not None and LATENCY in self.param_groups[0]:
             self._latency = LatencyTable.from_json(self.param_groups[0][LATENCY])
@@ -736,8 +781,12 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _write_(self, flat: Tensor) -> None:
         values = flat.to(self._gates[0].dtype)
+        if self._on_weights is not None:
+            values = self._on_weights.agree(values)
         torch._foreach_copy_(self._gates, split_gates(values, self._gates))
         self._remember()
+        if self._on_weights is not None:
+            self._on_weights.follow(*self._state())
 
     def _sum_weights(self) -> float:
         """Return a number that changes when the weights do."""

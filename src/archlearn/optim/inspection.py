@@ -12,7 +12,7 @@ from archlearn.costs import unit_of, write_costs
 from archlearn.errors import InputError
 from archlearn.gating.attach import check_leaves, check_rows, trace_copy
 from archlearn.gating.cost_counter import known_inputs
-from archlearn.gating.gate_container import CONTAINER, find_container, list_gated
+from archlearn.gating.gate_container import find_container, list_gated, own_container
 from archlearn.gating.selection import LearnableSites, explain_no_sites, select_tristates
 from archlearn.nn.tristate_activation import TriState
 from archlearn.optim.cost_function import CostFunction
@@ -145,7 +145,7 @@ def inspect(
     model = unwrap(model)
     container = find_container(model)
     if container is not None:
-        owners = [module for module in model.modules() if CONTAINER in module._modules]
+        owners = [module for module in model.modules() if own_container(module) is not None]
         if len(owners) > 1:
             raise InputError(
                 f"gates were added to {list_gated(model)} separately; call inspect on each of them"

@@ -108,6 +108,11 @@ def shrink_(
     check_kind("copies", given, Iterable, "give a list of models: copies=[ema]")
     followers = [find_gated(each) for each in given]
     container: GateContainer = getattr(owner, CONTAINER)
+    if container.on_weights is not None:
+        raise InputError(
+            "shrink_ does not cut models whose gates act on weights yet; train on without it, and "
+            'call compact at the end, or leave on="weights" out'
+        )
     if like is None:
         container.check_standing()
     else:

@@ -1,18 +1,23 @@
 """Read off the weights of any network which channels and residual branches are closed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-import torch
 from torch import Tensor, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
-from archlearn.errors import InputError
+from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.attach import check_net, check_rows, trace_copy
-from archlearn.gating.channel_slices import are_zero
 from archlearn.gating.cost_counter import EXAMPLE, known_inputs
+from archlearn.gating.gate_container import (
+    find_container,
+    own_container,
+    remove_container_,
+)
 from archlearn.gating.selection import LearnableSites
-from archlearn.gating.weight_groups import GateGroup, list_gate_groups
-from archlearn.module_utils import find_module, find_tensor
+from archlearn.gating.weight_gates import WeightGates
+from archlearn.gating.weight_groups import GateGroup, find_closed, list_gate_groups
+from archlearn.module_utils import copy_model, find_module, find_tensor
+from archlearn.nn.open_norms import is_open_form
 from archlearn.nn.rms_norm_forms import read_rms_norm, scale_eps_, scale_weight_
 from archlearn.surgery.constant_channels import find_constant_columns
 from archlearn.surgery.decision import Decision, decide, has_gates
@@ -22,7 +27,8 @@ from archlearn.tracing.symbolic_trace import ExampleInputs
 
 def check_inputs(model: nn.Module, example_inputs: object) -> ExampleInputs:
     """Return example inputs, those given or those that a model knows; a plain one knows none."""
-    if example_inputs is None and not has_gates(model) and not hasattr(model, EXAMPLE):
+    is_known = has_gates(model) or find_container(model) is not None or hasattr(model, EXAMPLE)
+    if example_inputs is None and not is_known:
         raise InputError(
             f"{type(model).__name__} has no gates, so what is closed is read off its weights, and "
             "for that it is followed through one call: give example_inputs, the arguments of one "
@@ -46,9 +52,17 @@ def read_closed(net: nn.Module, inputs: ExampleInputs) -> tuple[nn.Module, Decis
 
     The eps of RMSNorms of the copy is that over the channels left; their weights are to grow.
     """
+    container = own_container(net)
+    if container is not None and container.on_weights is not None:
+        check_closed(net, container.on_weights)
+        is_open_norm = {name for name, module in net.named_modules() if is_open_form(module)}
+        net = copy_model(net)
+        remove_container_(net)
+    else:
+        is_open_norm = set[str]()
     check_net(net)
     copied, learnable = trace_copy(net, check_rows(inputs), None, must_learn=False)
-    decision = _decide(copied, learnable)
+    decision = _decide(copied, learnable, is_open_norm)
     if decision.growths:  # a trace holds the eps of norms that are written by hand
         for name, growth in decision.growths.items():
             module = find_module(copied, name)
@@ -56,14 +70,33 @@ def read_closed(net: nn.Module, inputs: ExampleInputs) -> tuple[nn.Module, Decis
             assert form is not None  # or its channels were open
             scale_eps_(module, form, growth)
         copied, learnable = trace_copy(copied, inputs, None, must_learn=False)
-        decision = _decide(copied, learnable)
+        decision = _decide(copied, learnable, is_open_norm)
     return copied, decision
 
 
-def _decide(net: nn.Module, learnable: LearnableSites) -> Decision:
+def check_closed(net: nn.Module, gates: WeightGates) -> None:
+    """Raise if something else has written slices that gates hold at zero.
+
+    Raises:
+        SurgeryError: With the name of the parameter.
+    """
+    stray = gates.find_stray(net)
+    if stray is not None:
+        raise SurgeryError(
+            f"{stray!r} is not zero where its gates are closed: something else has written it (a "
+            "copied optimizer has lost its hooks), or these are averaged weights; step the model "
+            "by the optimizer that GateOptimizer was given, and compact the model itself"
+        )
+
+
+def _decide(
+    net: nn.Module, learnable: LearnableSites, open_norms: Collection[str] = ()
+) -> Decision:
+    """Return what weights say is closed; norms of these names are over open channels alone."""
     graph, groups = learnable.channel_graph, list_gate_groups(net, learnable)
     constants = find_constant_columns(net, graph, graph.inputs)
-    is_closed = find_closed(net, groups, {f"{k}.weight": c.can_go for k, c in constants.items()})
+    can_go = {f"{name}.weight": found.can_go for name, found in constants.items()}
+    is_closed = find_closed(net, groups, can_go, open_norms)
     n_width = len(graph.groups)
     gone = [
         _leave(is_closed[each.start : each.start + each.size], group.least)
@@ -77,30 +110,8 @@ def _decide(net: nn.Module, learnable: LearnableSites) -> Decision:
         for layer, columns in gone.items()
         if bool(columns.any())
     )
-    growths = _find_growths(graph, dropped, groups)
+    growths = _find_growths(net, graph, dropped, groups)
     return Decision(learnable, dropped, (), closed, growths, folds)
-
-
-def find_closed(
-    net: nn.Module, groups: Iterable[GateGroup], constants: Mapping[str, Tensor] | None = None
-) -> Tensor:
-    """Return of each gate whether all slices that it acts on are exactly zero.
-
-    Columns of `constants`, flags by the names of weights, count as zero: what they read is none.
-    """
-    groups, constants = tuple(groups), constants or {}
-    n = sum(group.size for group in groups)
-    acts, is_open = torch.zeros(2, n, dtype=torch.bool, device="cpu")
-    for group in groups:
-        if all(read_rms_norm(find_module(net, name)) is not None for name in group.norms):
-            for each in group.readers:
-                here = each.gates >= 0
-                acts[each.gates[here]] = True
-                is_read = ~are_zero(net, each)
-                if each.parameter in constants and each.dim == 1:
-                    is_read &= ~constants[each.parameter]
-                is_open[each.gates[here & is_read]] = True
-    return acts & ~is_open
 
 
 def _leave(is_closed: Tensor, least: int) -> Tensor:
@@ -113,13 +124,14 @@ def _leave(is_closed: Tensor, least: int) -> Tensor:
 
 
 def _find_growths(
-    graph: ChannelGraph, dropped: Tensor, groups: Iterable[GateGroup]
+    net: nn.Module, graph: ChannelGraph, dropped: Tensor, groups: Iterable[GateGroup]
 ) -> dict[str, float]:
     """Return n/m for each RMSNorm over n channels of which m are left."""
     growths: dict[str, float] = {}
     for name in dict.fromkeys(name for group in groups for name in group.norms):
         ids = graph.dims.get((f"{name}.weight", 0))
-        if ids is not None and bool(dropped[ids].any()):
+        is_rms = read_rms_norm(find_module(net, name)) is not None
+        if is_rms and ids is not None and bool(dropped[ids].any()):
             growths[name] = len(ids) / int((~dropped[ids]).sum())
     return growths
 

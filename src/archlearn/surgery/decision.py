@@ -46,13 +46,13 @@ class Decision:
 
 
 def has_gates(model: nn.Module) -> bool:
-    """Return whether a model has gates, of ours or placed by hand."""
+    """Return whether a model has gates in its `forward`, of ours or placed by hand."""
     return any(isinstance(module, GateContainer | TriState) for module in model.modules())
 
 
 def check_gates(model: nn.Module) -> None:
     """Raise if a model has no gates, neither of ours nor placed by hand, or no numbers."""
-    if not has_gates(model):
+    if not has_gates(model) and find_container(model) is None:
         raise InputError("the model has no gates; call add_gates on it first")
     check_numbers(model.named_parameters())
 
