@@ -362,7 +362,7 @@ def test_a_branch_with_all_layers_has_no_gate() -> None:
     """Once it had closed no weight was left to learn, and the backward pass failed."""
     model = al.add_gates(Denoiser(), batch().float())
     assert not al.branch_gates(model)
-    assert "all layers lie in it" in str(al.inspect(model))
+    assert "it holds all layers of the model" in str(al.inspect(model))
     gates = al.GateOptimizer(model, total_steps=20, budget={"parameters": "8%"})
     optimiser = torch.optim.AdamW(al.weights(model))
     for _ in range(20):

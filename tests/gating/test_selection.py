@@ -107,7 +107,7 @@ def test_a_width_that_would_not_be_exact_is_refused_with_the_reason() -> None:
 
 def test_a_depth_that_could_not_merge_is_refused_with_the_reason() -> None:
     message = (
-        r"depth of 'one.down', but no exact merge could follow: norm stands .*WIDTH only there"
+        r"depth of 'one.down', but no exact merge could follow: LayerNorm comes .*WIDTH only there"
     )
     with pytest.raises(al.InputError, match=message):
         learnt({"one.down": al.Learn.DEPTH})
@@ -231,7 +231,7 @@ def test_products_written_by_hand_are_to_become_layers() -> None:
             hidden = torch.relu(torch.einsum("ni,ij->jn", x, self.into).T)
             return torch.einsum("ni,ij->jn", hidden, self.out).T
 
-    with pytest.raises(al.InputError, match=r"unless a product by hand does .* an nn.Linear"):
+    with pytest.raises(al.InputError, match=r"a product written by hand .* an nn.Linear"):
         al.add_gates(Product(), torch.ones(2, 3))
 
 

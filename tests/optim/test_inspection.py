@@ -113,13 +113,19 @@ def test_a_sigmoid_that_weighs_learnt_channels_is_learnt_with_them() -> None:
 
 
 def test_the_table_of_lenet() -> None:
-    head, *lines, merges, costs = str(al.inspect(cli.models.LeNet(), DIGITS)).splitlines()
+    head, *lines, reason, merges, costs, legend = str(
+        al.inspect(cli.models.LeNet(), DIGITS)
+    ).splitlines()
     assert merges == "may merge with the next layer under a budget: fc1"
-    assert head.split("  ")[0] == "site"
+    assert head.split("  ")[0] == "layer"
+    assert reason == (
+        "depth not learnt at conv1, conv2: max_pool2d() comes between the layer and its activation"
+    )
+    assert legend.startswith("width: channels that may be removed; depth: the activation may be")
     # The smallest network: one channel of each convolution, and the linear layers as one.
     assert costs == (
-        "costs: 431,080 parameters, 2,293,000 multiply-adds; at least 89 parameters, "
-        "16,026 multiply-adds"
+        "costs: 431,080 parameters, 2,293,000 multiply-adds; the smallest network that gates can "
+        "leave: 89 parameters, 16,026 multiply-adds"
     )
     assert [line.split()[:5] for line in lines] == [
         ["conv1", "relu", "20", "learnt", "-"],
@@ -138,7 +144,7 @@ def test_a_layer_norm_leaves_widths_to_be_learnt_and_no_depth() -> None:
         True,
         False,
     )
-    assert "norm stands in front of the next layer" in first.reason
+    assert "LayerNorm comes between the activation and the next layer" in first.reason
     assert (second.name, second.width, second.depth) == ("second", True, True)
 
 
@@ -175,8 +181,8 @@ def test_a_part_that_cannot_be_followed_is_named() -> None:
     assert not second.width
     assert "odd" in second.reason
     assert list(inspection.opaque) == ["odd"]
-    last = str(inspection).splitlines()[-1]
-    assert last.startswith("not looked into: odd: ")
+    last = str(inspection).splitlines()[-2]
+    assert last.startswith("called unchanged, nothing inside is learnt: odd: ")
     assert line_of(Opaque, "return x if") in last
 
 
@@ -184,10 +190,10 @@ HELD = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm([2, 4]), nn.Linear
 
 
 @pytest.mark.parametrize("net", [HELD, Leafy()])
-def test_there_is_a_reason_and_a_fix_wherever_width_is_not_learnt(net: nn.Module) -> None:
+def test_there_is_a_reason_wherever_width_is_not_learnt(net: nn.Module) -> None:
     held = [row for row in al.inspect(net, X).rows if not row.width]
     assert held
-    assert all(row.reason.startswith("width: ") and row.fix for row in held)
+    assert all(row.reason.startswith("width: ") for row in held)
 
 
 def test_a_model_on_which_nothing_can_be_learnt_is_shown_all_the_same() -> None:
@@ -305,7 +311,8 @@ def test_a_layer_without_a_site_that_keeps_its_channels_is_named_with_the_reason
     for model in (MixedLater(), al.add_gates(MixedLater(), torch.randn(2, 4))):
         found = al.inspect(model, torch.randn(2, 4))
         assert list(found.kept) == ["second"]
-        assert "\nnot learnt: second: read by cummax() at test_inspection.py:" in str(found)
+        said = "\nwidth not learnt at second: read by cummax() at test_inspection.py:"
+        assert said in str(found)
 
 
 class Reader(nn.Module):
@@ -380,8 +387,40 @@ def test_it_says_which_layers_may_merge_and_that_padded_convolutions_stay() -> N
     net = nn.Sequential(*convolutions, *pooled, *layers)
     found = al.inspect(net, torch.randn(2, 1, 8, 8))
     assert found.merges == ("8", "6")
-    assert found.padded == ("0",)
     lines = str(found).splitlines()
     assert "may merge with the next layer under a budget: 8, 6" in lines
-    assert any(line.endswith("would differ at the border: 0") for line in lines)
-    assert found.rows[0].reason == "depth: '2' pads by (1, 1)"
+    assert any(line.startswith("depth not learnt at 0: the next") for line in lines)
+
+
+class TwoBlocks(nn.Module):
+    """Residual blocks of padded convolutions, as in a ResNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = nn.Conv2d(1, 6, 3, padding=1), nn.Linear(6, 3)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(6, 6, 3, 1, 1), nn.ReLU(), nn.Conv2d(6, 6, 3, 1, 1))
+            for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = torch.relu(x + block(x))
+        return self.last(x.mean((2, 3)))
+
+
+def test_one_sentence_says_why_depth_is_not_learnt_at_all_padded_convolutions() -> None:
+    """Padding by 0 there would break the residual sum."""
+    said = str(al.inspect(TwoBlocks(), torch.rand(2, 1, 8, 8)))
+    assert said.count("pads by (1, 1)") == 1
+    assert "depth not learnt at blocks.0.0, blocks.1.0: the next convolution pads" in said
+    assert "padding=0" not in said
+
+
+@pytest.mark.parametrize("net", [TwoBlocks(), HELD, Leafy(), MixedLater()])
+def test_nobody_is_told_that_nothing_is_needed(net: nn.Module) -> None:
+    sizes = (2, 1, 8, 8) if isinstance(net, TwoBlocks) else (2, 4)
+    said = str(al.inspect(net, torch.rand(*sizes)))
+    assert "nothing is needed" not in said
+    assert "Fix: " not in said

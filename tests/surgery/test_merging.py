@@ -188,7 +188,11 @@ def test_linear_layers_that_do_not_fit_are_refused() -> None:
         (nn.Conv2d(3, 4, 3), nn.Conv1d(4, 2, 3), "a Conv2d into a Conv1d"),
         (nn.Linear(3, 4), nn.Conv1d(4, 2, 3), "a Linear into a Conv1d"),
         (nn.ConvTranspose2d(3, 4, 3), nn.ConvTranspose2d(4, 2, 3), "merge a ConvTranspose2d into"),
-        (nn.Conv2d(3, 4, 3, padding="same"), nn.Conv2d(4, 2, 3), "give the padding as numbers"),
+        (
+            nn.Conv2d(3, 4, 3, padding="same"),
+            nn.Conv2d(4, 2, 3),
+            "text; give it as numbers",
+        ),
         (
             nn.Conv2d(3, 4, 1, bias=False),
             nn.Conv2d(4, 2, 3, padding=1, padding_mode="circular"),

@@ -120,8 +120,9 @@ def number_groups(root: Tensor, groups: tuple[Group, ...]) -> Tensor:
 Dims = dict[tuple[str, int], Tensor]
 NO_CHANNELS = Reason(
     "no layer's channels reach it",
-    "nothing is needed, unless a product by hand does (einsum): make it an nn.Linear",
+    "if a product written by hand makes them (einsum), make it an nn.Linear",
 )
+BARE = Reason("no activation behind it")
 NOT_ASKED = Reason("not asked for in learn=", "name it in learn=")
 WHOLE_HEADS = Reason("it has no heads that could go whole", "ask for Learn.WIDTH")
 NOT_IN_TRAINING = Reason(
@@ -131,18 +132,11 @@ NO_GRADIENT = Reason(
     "no gradient of the model's output reaches it in training mode, so no gate would learn there",
     "remove .detach(), or let the output depend on it",
 )
-ONE_CHANNEL = Reason("it has one channel, which must stay", "nothing is needed")
-AS_ONE = Reason(
-    "its channels are tied to one another, so that they could only go all at once",
-    "nothing is needed if the other layers are learnt",
-)
-NO_RULE = Reason(
-    "it keeps its size, for how it mixes channels is not known",
-    "nothing is needed if the other layers are learnt",
-)
+ONE_CHANNEL = Reason("it has one channel, which must stay")
+AS_ONE = Reason("its channels are tied to one another: they could only go all at once")
+NO_RULE = Reason("archlearn has no rule for how it mixes channels, so it keeps its size")
 TIED_TO_FIXED = Reason(
-    "tied to the model's input or to a fixed tensor",
-    "nothing is needed if the other layers are learnt",
+    "its channels meet those of the model's input or of a constant tensor, whose size is fixed"
 )
 
 

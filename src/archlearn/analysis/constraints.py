@@ -32,10 +32,13 @@ from archlearn.module_utils import find_tensor, first_names, sharing_layers
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a channel must stay, and what its owner can do about it."""
+    """Why a channel must stay, and what its owner can do about it, or '' where nothing helps."""
 
     text: str
-    fix: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.fix}" if self.fix else self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class ChannelConstraints:
         if not torch.equal(*pairs):
             self.ties.append(pairs)
 
-    def block(self, ids: Tensor, text: str, fix: str) -> None:
+    def block(self, ids: Tensor, text: str, fix: str = "") -> None:
         """Record that these atoms must stay."""
         self.blocks += _blocks(ids, Reason(text, fix))
 

@@ -13,11 +13,12 @@ from archlearn.analysis.linear_ops import (
     is_linear_op,
     read_linear_op,
 )
+from archlearn.analysis.rule_api import name_of
 from archlearn.module_utils import find_module
 from archlearn.op_table import LINEAR, TRANSPOSED, spec_of, spec_of_class
 
 AT_THE_BORDER = "so the merged layer would differ at the border"
-OTHERWISE = "its layers are called otherwise in training and evaluation"
+OTHERWISE = "its layers are called differently in training and in evaluation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def find_pair(
     between = [*reversed(passed_before), node, *passed_behind]
     refusal = _check(net, first, second, between)
     if not refusal and sharing & {str(first.target), str(second.target)}:
-        refusal = "a layer beside it shares its weights"
+        refusal = "the layer or the next one shares its weights with another"
     if refusal:
         return refusal
     norms = [n for n in between if _is_norm(n, net)]
@@ -131,14 +132,14 @@ def _walk_back(node: fx.Node, net: nn.Module) -> tuple[fx.Node, list[fx.Node]] |
     here: Any = node.args[0] if node.args else None
     while isinstance(here, fx.Node):
         if len(here.users) > 1:
-            return f"{here.name} is also read elsewhere"
+            return f"what {_name(here, net)} returns is read elsewhere, too"
         if is_linear_op(here, net):
             return here, passed
         if not _is_passed(here, net):
-            return f"{here.name} stands between the layer and its activation"
+            return f"{_name(here, net)} comes between the layer and its activation"
         passed.append(here)
         here = here.args[0]
-    return "no layer in front"
+    return "no linear layer or convolution comes directly in front of its activation"
 
 
 def _walk_on(node: fx.Node, net: nn.Module) -> tuple[fx.Node, list[fx.Node]] | str:
@@ -146,13 +147,19 @@ def _walk_on(node: fx.Node, net: nn.Module) -> tuple[fx.Node, list[fx.Node]] | s
     here = node
     while True:
         if len(here.users) != 1:
-            return f"read by {len(here.users)} calls"
+            return f"the activation's output is read by {len(here.users)} calls, not by one layer"
         here = next(iter(here.users))
         if is_linear_op(here, net):
             return here, passed
         if not _is_passed(here, net):
-            return f"{here.name} stands in front of the next layer"
+            return f"{_name(here, net)} comes between the activation and the next layer"
         passed.append(here)
+
+
+def _name(node: fx.Node, net: nn.Module) -> str:
+    """Return what a call does, in the same words wherever it does that: MaxPool2d, add()."""
+    is_module = node.op == "call_module"
+    return type(find_module(net, str(node.target))).__name__ if is_module else f"{name_of(node)}()"
 
 
 def _is_norm(node: fx.Node, net: nn.Module) -> bool:
@@ -172,31 +179,31 @@ def _is_passed(node: fx.Node, net: nn.Module) -> bool:
 def _check(net: nn.Module, first: fx.Node, second: fx.Node, between: list[fx.Node]) -> str:
     one, two = read_linear_op(first, net), read_linear_op(second, net)
     if one is None or two is None or not (one.is_module and two.is_module):
-        return "a layer beside it is no module of torch's own"
+        return "the layer or the next one is no module of torch's own"
     named = [first, second, *[n for n in between if _is_norm(n, net)]]
     if any(is_called_again(n) for n in named) or first.target == second.target:
-        return "a layer beside it is called more than once"
+        return "the layer or the next one is called more than once"
     read = [str(n.target) for n in first.graph.find_nodes(op="get_attr", sort=False)]
     if any(name.startswith(f"{n.target}.") for n in named for name in read):
-        return "the weights of a layer beside it are also read on their own"
+        return "the weights of the layer or the next one are also read on their own"
     if one.kind == TRANSPOSED or two.kind == TRANSPOSED or one.kind != two.kind:
-        return f"a {one.kind} does not merge with a {two.kind}"
+        return f"a {one.kind} cannot be merged with a {two.kind}"
     if one.kind == LINEAR:
         return ""
     pair = find_module(net, one.layer), find_module(net, two.layer)
     has_bias = len(named) > 2 or one.bias is not None
-    return refuse_convolutions(*pair, repr(two.layer), has_bias=has_bias)
+    return refuse_convolutions(*pair, "the next convolution", has_bias=has_bias)
 
 
 def refuse_convolutions(first: Any, second: Any, name: str, *, has_bias: bool) -> str:
-    """Return why two convolutions do not merge exactly, or ''; the second has a name.
+    """Return why two convolutions do not merge exactly, or ''; `name` stands for the second.
 
     The first may add a bias of its own, or that of a norm behind it.
     """
     if len(first.kernel_size) != len(second.kernel_size) or first.groups * second.groups > 1:
         return "a grouped convolution does not merge"
     if isinstance(first.padding, str) or isinstance(second.padding, str):
-        return "give the padding as numbers"
+        return "one of the two convolutions has its padding as text; give it as numbers"
     if not any(second.padding):
         return ""
     if second.padding_mode != "zeros":

@@ -413,7 +413,7 @@ class _Follower(_Interpreter):
             for labels in [*step.labels, *[each for each in seen if isinstance(each, Labels)]]:
                 self.constraints.block(
                     labels.ids,
-                    f"changed in place by {n.name} and read again afterwards",
+                    f"changed in place by {describe_call(n)} and read again afterwards",
                     "use the result of the call, or set inplace=False",
                 )
 
@@ -467,8 +467,7 @@ class _Follower(_Interpreter):
             if _repeats(labels.ids, chosen):
                 self.constraints.block(
                     labels.ids,
-                    f"{n.name} reads it where its channels lie beside one another at many places",
-                    "nothing is needed if other layers are learnt",
+                    f"{describe_call(n)} reads each of its channels at many places of one tensor",
                 )
             if is_split:
                 tied[id(labels)] = along(ids, state, labels.shape, chosen)
@@ -512,8 +511,7 @@ class _Follower(_Interpreter):
             for labels in step.labels:
                 self.constraints.block(
                     labels.ids,
-                    f"{n.name} takes a part of its heads that has no elements",
-                    "nothing is needed if the other layers are learnt",
+                    f"{describe_call(n)} takes a part of its heads that has no elements",
                 )
         if self.rules[n] is pick or not isinstance(made, Labels):
             self.constraints.boxes += [(n.name, each) for each in split if isinstance(each, Labels)]
@@ -542,8 +540,7 @@ class _Follower(_Interpreter):
         ):
             self.constraints.block(
                 made.ids,
-                f"{n.name} spreads channels over several dimensions",
-                "nothing is needed if the other layers are learnt",
+                f"{describe_call(n)} spreads channels over several dimensions",
             )
 
     def _note_site(self, n: fx.Node, made: Any) -> None:
@@ -729,7 +726,7 @@ def _tie_spreads(constraints: ChannelConstraints) -> None:
         elif alike:
             constraints.tie(alike[0] if len(alike) == 1 else base, ids)
         else:
-            constraints.block(ids, "multiplies or is added to all heads", "nothing is needed")
+            constraints.block(ids, "multiplies or is added to all heads")
 
 
 def _tie_unread_parts(constraints: ChannelConstraints, parts: Sequence[Tensor]) -> None:

@@ -229,7 +229,7 @@ class _BranchFinder:
         if node.name not in self.trained:
             return Reason("no gradient reaches its addition", "let the loss depend on it")
         if set(self._find_layers(inside)) == set(self._find_layers(set(self.graph.nodes))):
-            return Reason("all layers lie in it", "nothing is needed: their widths are learnt")
+            return Reason("it holds all layers of the model; their widths are learnt")
         for call in inside:
             if is_in_place(call, self.net) and not self._find_memory(call) <= inside:
                 return Reason(

@@ -96,7 +96,7 @@ class OpCall:
 
 Rule = Callable[[OpCall], Any]
 FEW = 3  # a gate for one of so many heads or groups would take a third of a layer or more
-OUTPUT = Reason("part of the model's output", "the output is never narrowed")
+OUTPUT = Reason("part of the model's output, which keeps its size")
 
 
 def fixed_out(out: Any) -> Any:
@@ -104,11 +104,10 @@ def fixed_out(out: Any) -> Any:
     return tree_map(lambda leaf: fixed_like(leaf) if isinstance(leaf, Tensor) else leaf, out)
 
 
-_OTHERS = "nothing is needed if the other layers are learnt"
-_OF_PRODUCTS = f"make it an nn.Linear where one factor is a weight; {_OTHERS}"
+_OF_PRODUCTS = "make it an nn.Linear where one factor is a weight"
 _OF_ATTENTION = (
     "write it as nn.Linear layers for queries, keys, values and output around "
-    f"F.scaled_dot_product_attention, which is followed; {_OTHERS}"
+    "F.scaled_dot_product_attention, which is followed"
 )
 _PRODUCTS = ("matmul", "mm", "bmm", "mv", "einsum", "addmm", "addbmm", "baddbmm", "tensordot")
 
@@ -129,10 +128,10 @@ def opaque(step: OpCall, text: str | None = None, fix: str | None = None) -> Any
 
 
 def _advise(step: OpCall) -> str:
-    """Return what lets the channels go that an unknown call reads."""
+    """Return what lets the channels go that an unknown call reads, or ''."""
     if step.is_module and isinstance(step.module, nn.MultiheadAttention):  # adds keys, say
         return _OF_ATTENTION
-    return _OF_PRODUCTS if step.name in _PRODUCTS else _OTHERS
+    return _OF_PRODUCTS if step.name in _PRODUCTS else ""
 
 
 def _is_read(step: OpCall, labels: Labels) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.channel_graph import (
+    BARE,
     NO_CHANNELS,
     NO_GRADIENT,
     NOT_ASKED,
@@ -131,9 +132,6 @@ class LearnableSites:
             is_there = self.channel_graph.count_by_group(channels) > 0
             table &= ~(torch.tensor(stays, dtype=torch.bool, device="cpu")[:, None] & is_there)
         return table
-
-
-_DEPTH_FIX = "nothing is needed if width is learnt"
 
 
 def select_sites(
@@ -335,7 +333,7 @@ class _LearnRequest:
             ):
                 raise InputError(
                     f"learn[{key!r}] asks for the branch {name!r}, but leaving it out would not "
-                    f"be exact: {why.text}; {why.fix}"
+                    f"be exact: {why}"
                 )
         streams = [stream.site for stream in learnable.channel_graph.bare_streams]
         for site in [*learnable.channel_graph.sites[0], *streams]:
@@ -346,7 +344,7 @@ class _LearnRequest:
                 what = "width" if Learn.WIDTH in wish else "heads"
                 raise InputError(
                     f"learn[{key!r}] asks for the {what} of {site.name!r}, but that would not be "
-                    f"exact: {reason.text}; {reason.fix}"
+                    f"exact: {reason}"
                 )
             has_depth = site.name in learnable.mergeable or learnable.branches.keys() & set(
                 branches
@@ -415,10 +413,10 @@ def _find_mergeable(
         if isinstance(joined, MergeablePair):
             mergeable[name] = joined
         else:
-            reasons[name] = Reason(joined, _DEPTH_FIX)
+            reasons[name] = Reason(joined)
     for name in (stream.site.name for stream in channel_graph.streams):
         if name not in mergeable:
-            reasons.setdefault(name, Reason("no activation behind it", _DEPTH_FIX))
+            reasons.setdefault(name, BARE)
     return mergeable, reasons
 
 
@@ -469,21 +467,12 @@ def _nothing(learnable: LearnableSites, net: nn.Module) -> str:
     lines = []
     for site in [*channel_graph.sites[0], *bare]:
         reason = learnable.width_reason(0, site) or NO_CHANNELS
-        where = "no activation behind it" if site in bare else site.activation
-        lines.append(f"  {site.name} ({where}): {reason.text}; {_fix(reason) or _LAYER_BEHIND}")
-    for layer, why in channel_graph.kept.items():
-        lines.append("; ".join(filter(None, (f"  {layer}: {why.text}", _fix(why)))))
+        where = BARE.text if site in bare else site.activation
+        lines.append(f"  {site.name} ({where}): {reason.text}; {reason.fix or _LAYER_BEHIND}")
+    lines += [f"  {layer}: {why}" for layer, why in channel_graph.kept.items()]
     if not lines:
         what = explain_no_sites(has_opaque=bool(inside))
         return "\n".join([f"nothing can be learnt in {type(net).__name__}: {what}", *inside])
     more = [f"  and {len(lines) - 10} more"] if len(lines) > 10 else []
     lines = [f"nothing can be learnt in {type(net).__name__}:", *lines[:10], *more, *inside]
     return "\n".join(lines)
-
-
-def _fix(reason: Reason) -> str:
-    """Return what to do about a reason where the other layers are not learnt either."""
-    fix = reason.fix
-    for others in ("nothing is needed if", "nothing is needed:"):
-        fix = fix.partition(others)[0].rstrip("; ")
-    return fix

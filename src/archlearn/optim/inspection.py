@@ -7,7 +7,6 @@ from torch import nn
 
 from archlearn.analysis.constraints import Reason
 from archlearn.analysis.gate_sites import Site
-from archlearn.analysis.mergeable_layers import AT_THE_BORDER
 from archlearn.costs import unit_of, write_costs
 from archlearn.errors import InputError
 from archlearn.gating.attach import check_leaves, check_rows, trace_copy
@@ -21,7 +20,12 @@ from archlearn.tracing.example_inputs import count_examples
 from archlearn.tracing.generated_forward import check_forwards, unwrap
 from archlearn.tracing.symbolic_trace import Leaf
 
-_HEAD = ("site", "activation", "channels", "width", "depth", "source", "why not, and what to do")
+_HEAD = ("layer", "activation", "channels", "width", "depth", "called at")
+_LEGEND = (
+    "width: channels that may be removed; depth: the activation may be removed, and the layer "
+    "merged with the next; branch: layers that may be removed with their residual sum"
+)
+_NAMED = 4  # layers that a line of reasons names
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,9 @@ class SiteRow:
         channels: How many channels pass, and in how many of them the width is learnt.
         width: Whether width is learnt.
         depth: Whether depth is learnt.
-        reason: Why not.
         source: The line that calls the activation.
-        fix: What to do about it.
+        width_reason: Why width is not learnt, and what to do about it.
+        depth_reason: The same of depth.
     """
 
     name: str
@@ -44,9 +48,21 @@ class SiteRow:
     learnt_channels: int
     width: bool
     depth: bool
-    reason: str
     source: str
-    fix: str
+    width_reason: Reason | None = None
+    depth_reason: Reason | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why width or depth is not learnt, or ''."""
+        reasons = {"width": self.width_reason, "depth": self.depth_reason}
+        return "; ".join(f"{name}: {why.text}" for name, why in reasons.items() if why is not None)
+
+    @property
+    def fix(self) -> str:
+        """What to do about it, or '' where nothing helps."""
+        reason = self.width_reason or self.depth_reason
+        return "" if reason is None else reason.fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +84,9 @@ class BranchRow:
     fix: str
 
     def __str__(self) -> str:
-        said = ", ".join(self.layers) if self.learnt else f"{self.reason}. Fix: {self.fix}"
-        return f"branch {self.name}: {'learnt' if self.learnt else 'not learnt'}: {said}"
+        if self.learnt:
+            return f"branch {self.name}: learnt: {', '.join(self.layers)}"
+        return f"branch {self.name}: not learnt: {Reason(self.reason, self.fix)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +104,6 @@ class Inspection:
             that make the output.
         merges: The sites whose layers may merge with the next under a budget, the first to go
             first.
-        padded: Sites in front of a padded convolution, whose layers cannot merge.
     """
 
     rows: tuple[SiteRow, ...]
@@ -98,33 +114,50 @@ class Inspection:
     branches: tuple[BranchRow, ...] = ()
     kept: dict[str, str] = field(default_factory=dict)
     merges: tuple[str, ...] = ()
-    padded: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         table = [_HEAD, *(_cells(row) for row in self.rows)]
-        sizes = [max(len(line[i]) for line in table) for i in range(len(_HEAD) - 1)]
+        sizes = [max(len(line[i]) for line in table) for i in range(len(_HEAD))]
         lines = [
-            "  ".join(
-                [*(cell.ljust(n) for cell, n in zip(line[:-1], sizes, strict=True)), line[-1]]
-            )
-            for line in table
+            "  ".join(cell.ljust(n) for cell, n in zip(line, sizes, strict=True)) for line in table
         ]
         if not self.rows and not self.branches:
             lines = [f"nothing can be learnt: {explain_no_sites(has_opaque=bool(self.opaque))}"]
-        lines += [f"not learnt: {name}: {why}" for name, why in self.kept.items()]
+        lines += self._list_reasons()
         lines += map(str, self.branches)
         if self.merges:
             lines += [f"may merge with the next layer under a budget: {', '.join(self.merges)}"]
-        if self.padded:
-            names = ", ".join(self.padded)
-            why = "the next layer pads, and a merged one would differ at the border"
-            lines += [f"keep their activations, since {why}: {names}"]
         if self.least:
-            lines += [f"costs: {write_costs(self.start)}; at least {write_costs(self.least)}"]
-        lines += [f"not looked into: {name}: {why}" for name, why in self.opaque.items()]
-        said = "asked for shapes, answered by the example"
-        lines += [f"{said}: {line}: {answer}" for line, answer in self.answers.items()]
+            smallest = f"the smallest network that gates can leave: {write_costs(self.least)}"
+            lines += [f"costs: {write_costs(self.start)}; {smallest}"]
+        lines += [
+            f"called unchanged, nothing inside is learnt: {name}: {why}"
+            for name, why in self.opaque.items()
+        ]
+        if self.answers:
+            answers = ", ".join(f"{line} ({answer})" for line, answer in self.answers.items())
+            lines += [
+                "traced for the shapes of the example; inputs for which these lines find another "
+                f"value are refused: {answers}"
+            ]
+        lines += [_LEGEND] if self.rows or self.branches else []
         return "\n".join(line.rstrip() for line in lines)
+
+    def _list_reasons(self) -> list[str]:
+        """Return why widths and depths are not learnt, a line for each reason."""
+        layers: dict[tuple[str, str], list[str]] = {}
+        for name, why in self.kept.items():
+            layers.setdefault(("width", why), []).append(name)
+        for what in ("width", "depth"):
+            for row in self.rows:
+                why = row.width_reason if what == "width" else row.depth_reason
+                has_activation = not row.activation.startswith("(")
+                if why is not None and (what == "width" or has_activation):
+                    layers.setdefault((what, str(why)), []).append(row.name)
+        return [
+            f"{what} not learnt at {_name_some(names)}: {why}"
+            for (what, why), names in layers.items()
+        ]
 
 
 def inspect(
@@ -184,9 +217,8 @@ def _inspect(learnable: LearnableSites, cost: CostFunction | None = None) -> Ins
         start,
         least,
         tuple(branches),
-        {name: f"{why.text}. Fix: {why.fix}" for name, why in learnable.channel_graph.kept.items()},
+        {name: str(why) for name, why in learnable.channel_graph.kept.items()},
         tuple(names[place] for place in order_layers(learnable)[0]),
-        tuple(n for n, why in learnable.not_mergeable.items() if why.text.endswith(AT_THE_BORDER)),
     )
 
 
@@ -195,7 +227,6 @@ def _row(learnable: LearnableSites, place: int, site: Site) -> SiteRow:
     learnt = learnable.n_learnt(place, site)
     width_reason = learnable.width_reason(place, site)
     depth_reason = learnable.not_mergeable.get(site.name)
-    reason = width_reason or depth_reason
     return SiteRow(
         name=site.name,
         activation=site.activation,
@@ -203,25 +234,19 @@ def _row(learnable: LearnableSites, place: int, site: Site) -> SiteRow:
         learnt_channels=learnt,
         width=width_reason is None,
         depth=site.name in learnable.mergeable,
-        reason=_join(width_reason and width_reason.text, depth_reason and _shorten(depth_reason)),
         source=site.source,
-        fix="" if reason is None else reason.fix,
+        width_reason=width_reason,
+        depth_reason=depth_reason,
     )
 
 
-def _shorten(reason: Reason) -> str:
-    """Return a reason without what is said once for all layers."""
-    return reason.text.removesuffix(f", {AT_THE_BORDER}")
-
-
-def _join(width: str | None, depth: str | None) -> str:
-    parts = [f"width: {width}" if width else "", f"depth: {depth}" if depth else ""]
-    return "; ".join(part for part in parts if part)
+def _name_some(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def _cells(row: SiteRow) -> tuple[str, ...]:
     some = row.width and row.learnt_channels < row.channels
-    width = f"{row.learnt_channels} learnt" if some else "learnt" if row.width else "-"
+    width = f"{row.learnt_channels} of them" if some else "learnt" if row.width else "-"
     depth = "learnt" if row.depth else "-"
-    why = f"{row.reason}. Fix: {row.fix}" if row.reason and not row.width else row.reason
-    return (row.name, row.activation, str(row.channels), width, depth, row.source, why)
+    return (row.name, row.activation, str(row.channels), width, depth, row.source)

@@ -157,5 +157,5 @@ def _check_by_hand(
             )
     for channel in torch.nonzero(closed & ~learnable).flatten().tolist():
         reason = channel_graph.reasons.get(channel)
-        why = f"{reason.text}; {reason.fix}" if reason else "nothing narrows it"
+        why = str(reason) if reason else "nothing narrows it"
         raise SurgeryError(f"a channel that {closed_by[channel]!r} drops cannot go: {why}")

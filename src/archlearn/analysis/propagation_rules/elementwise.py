@@ -21,7 +21,7 @@ from archlearn.analysis.channel_labels import (
     varying,
     where_varying,
 )
-from archlearn.analysis.rule_api import OpCall, fixed_out, name_of, opaque
+from archlearn.analysis.rule_api import OpCall, describe_call, fixed_out, name_of, opaque
 from archlearn.errors import with_article
 from archlearn.module_utils import find_module
 from archlearn.nn.tristate_activation import TriState
@@ -215,7 +215,7 @@ def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> 
                 step.constraints.tie(ids.narrow(dim, 0, 1).expand_as(ids), ids)
         else:
             step.constraints.block(
-                labels.ids, f"spread over other channels by {step.node.name}", "learn the others"
+                labels.ids, f"spread over other channels by {describe_call(step.node)}"
             )
         if not is_firm and labels.name is None:  # a parameter is a constant
             states[index] = torch.tensor(UNKNOWN, device="cpu")

@@ -241,7 +241,7 @@ def _check_reader(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> Non
     step.constraints.block(
         ids[state == UNKNOWN],
         f"read by {op.layer!r} with no activation in between",
-        f"put an activation in front of {op.layer!r}, or leave these channels as they are",
+        f"put an activation in front of {op.layer!r}",
     )
     if is_padded:
         text = f"a dropped channel becomes a constant that {op.layer!r} reads with zero padding"

@@ -17,7 +17,7 @@ from archlearn.analysis.channel_labels import (
     replaced,
     varying,
 )
-from archlearn.analysis.rule_api import OpCall, opaque
+from archlearn.analysis.rule_api import OpCall, describe_call, opaque
 from archlearn.module_utils import has_hooks
 from archlearn.op_table import spec_of_class
 
@@ -129,10 +129,9 @@ def _unit_length_of_heads(step: OpCall, dim: int, heads: int) -> Labels:
 
 
 def _keep_normalised(step: OpCall) -> Any:
-    name = step.node.target if step.is_module else step.node.name
     return opaque(
         step,
-        f"normalised together with other channels by {name!r}",
+        f"normalised together with other channels by {describe_call(step.node)}",
         "learn the layers inside the block (hidden units), or use BatchNorm there",
     )
 
@@ -141,7 +140,7 @@ def local_response(step: OpCall) -> Any:
     """Neighbours are summed at their original distance, so a channel that is zero may go."""
     step.constraints.block(
         step.x.ids[step.x.state != ZERO],
-        f"its neighbours are normalised by it in {step.node.name!r}",
+        f"its neighbours are normalised by it in {describe_call(step.node)}",
         "put the activation in front of the local response normalisation",
     )
     dim = 1 if step.x.ids.dim() > 2 else 0

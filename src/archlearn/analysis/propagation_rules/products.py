@@ -244,8 +244,7 @@ def _pass(
         if passing not in letters:
             step.constraints.block(
                 labels.ids,
-                f"every head reads it in {describe_call(step.node)}",
-                "nothing is needed: the heads themselves are learnt",
+                f"every head reads it in {describe_call(step.node)}; the heads are learnt",
             )
             continue
         if varying(labels.ids) and _is_repeated(labels, letters.index(passing)):
@@ -271,7 +270,7 @@ def _read_summed(step: OpCall, factors: list[Factor], letter: str) -> Tensor:
         step.gate_read(factors[0][1].index(letter), torch.where(is_open, a, FIXED))
     else:
         text = f"summed over in {describe_call(step.node)}"
-        step.constraints.block(a[is_open], text, "nothing is needed if the other layers are learnt")
+        step.constraints.block(a[is_open], text)
     return a
 
 
