@@ -36,7 +36,7 @@ def run(model: str, data: str, what: str, folder: Path) -> dict[str, Any]:
         resume(folder, audience=audience)
     elif not summary.exists():
         asked = {"model": model, "data": data, "learn": what, "threads": 1}
-        asked |= {"gate_optimiser": "penalty"} if what != "nothing" else {}
+        asked |= {"gate_optimizer": "penalty"} if what != "nothing" else {}
         learn(override(RunSettings(), asked), folder, audience)
     return json.loads(summary.read_text())
 

@@ -58,7 +58,7 @@ def run(network: str, share: int, seed: int) -> dict[str, Any]:
         gates: Any = al.GateOptimizer(model, subject.n_steps, budget={subject.cost: f"{share}%"})
     except al.InputError as error:
         return row | {"refused": str(error)}
-    optimiser = torch.optim.SGD(al.weights(model), lr=subject.learning_rate, momentum=0.9)
+    optimizer = torch.optim.SGD(al.weights(model), lr=subject.learning_rate, momentum=0.9)
     full = gates.costs()[subject.cost]
     before = full
     started = time.monotonic()
@@ -67,8 +67,8 @@ def run(network: str, share: int, seed: int) -> dict[str, Any]:
         images, labels = split.inputs[chosen].float() / 255, split.targets[chosen]
         loss = cross_entropy(model(images), labels)
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         was_frozen = gates.param_groups[0]["frozen"]
         left = gates.costs()[subject.cost]
         gates.step()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SCRATCH = "data=cifar-10 augment=pad-crop-flip batch_size=250 precision=bf16-mixed"
-ADAM = f"{SCRATCH} optimiser=adam learning_rate=1e-3 weight_decay=0.05"
+ADAM = f"{SCRATCH} optimizer=adam learning_rate=1e-3 weight_decay=0.05"
 NETWORKS = {
     "resnet20": f"model=resnet20 {SCRATCH} learning_rate=0.1",
     "resnet20-pretrained": f"model=resnet20 {SCRATCH} learning_rate=0.02 normalise=imagenet "
@@ -34,7 +34,7 @@ NETWORKS = {
     "preresnet20": f"model=preresnet20 {SCRATCH} learning_rate=0.1",
     "vit": f"model=vit {ADAM}",
     "mixer": f"model=mixer {ADAM}",
-    "gpt": "model=gpt data=tiny-shakespeare:{text} optimiser=adam learning_rate=1e-3 "
+    "gpt": "model=gpt data=tiny-shakespeare:{text} optimizer=adam learning_rate=1e-3 "
     "batch_size=64 weight_decay=0.1 precision=bf16-mixed",
     "lenet-mnist": "model=lenet data=mnist",
     "lenet-fashion": "model=lenet data=fashion-mnist",

@@ -138,13 +138,13 @@ def train_(
     epochs = START_EPOCHS if job.kind == "start" else EPOCHS
     device = split.ids.device.type
     weights = model.parameters() if gates is None else al.weights(model)
-    optimiser = torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         weights, lr=job.rate, weight_decay=WEIGHT_DECAY, fused=device == "cuda"
     )
     n_steps = count_steps(split, epochs)
     n_warm = WARM_UP * n_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: min((step + 1) / n_warm, (n_steps - step) / (n_steps - n_warm))
+        optimizer, lambda step: min((step + 1) / n_warm, (n_steps - step) / (n_steps - n_warm))
     )
     model.train()
     for batch in batches(split, epochs, job.seed):
@@ -156,9 +156,9 @@ def train_(
         if known is not None:
             loss = (1 - TEACHER_WEIGHT) * loss + TEACHER_WEIGHT * al.distill(logits, known)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         if gates is not None:
             gates.step()
             gates.zero_grad()

@@ -260,7 +260,7 @@ def _train_sparse_(
     images, targets = data.train.inputs.to(device), data.train.targets.to(device)
     gates = list(gates)
     weights = [p for p in model.parameters() if not any(p is gate for gate in gates)]
-    options = settings.optimiser
+    options = settings.optimizer
     groups = [{"params": weights, "weight_decay": options.weight_decay}, {"params": gates}]
     sgd = torch.optim.SGD(groups, options.learning_rate or 0.02, options.momentum)
     is_bf16 = settings.hardware.precision == "bf16-mixed"

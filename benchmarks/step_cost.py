@@ -79,14 +79,14 @@ CASES = {
 
 def plain_step(net: nn.Module, images: Tensor, labels: Tensor, mode: str) -> Step:
     """Return a step of the network as it is."""
-    optimiser = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
     loss_of = _loss_of(net.train(), None, mode)
 
     def step() -> None:
         loss = loss_of(images, labels)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -108,17 +108,17 @@ def gated_step(net: nn.Module, images: Tensor, labels: Tensor, mode: str) -> Ste
 def budget_step(net: nn.Module, images: Tensor, labels: Tensor, mode: str) -> Step:
     """Return a step with a `GateOptimizer`, which decides as often as in a run of 4,400 steps."""
     gated = al.add_gates(net, images).train()
-    optimiser = torch.optim.SGD(al.weights(gated), lr=LEARNING_RATE, momentum=MOMENTUM)
+    optimizer = torch.optim.SGD(al.weights(gated), lr=LEARNING_RATE, momentum=MOMENTUM)
     schedule = al.GateSchedule(begin=0.0, end=0.6)
     gates = al.GateOptimizer(gated, 4400, budget={"multiply_adds": "50%"}, schedule=schedule)
     loss_of = _loss_of(gated, None, mode)
 
     def step() -> None:
         loss = loss_of(images, labels)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         gates.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         gates.step()
 
     return step
@@ -206,13 +206,13 @@ def _learning_step(
     images: Tensor,
     labels: Tensor,
 ) -> Step:
-    optimiser = torch.optim.SGD(groups, lr=LEARNING_RATE, momentum=MOMENTUM)
+    optimizer = torch.optim.SGD(groups, lr=LEARNING_RATE, momentum=MOMENTUM)
 
     def step() -> None:
         loss = loss_of(images, labels)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         clip()
 
     return step

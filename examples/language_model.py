@@ -30,13 +30,13 @@ def draw(tokens, n_rows):
     return torch.stack([tokens[start : start + 128] for start in starts])
 
 
-def train(model, n_steps, *optimisers):
+def train(model, n_steps, *optimizers):
     for step in range(n_steps):
         batch = draw(train_tokens, 16)
         loss = model.train()(input_ids=batch, labels=batch).loss
         loss.backward()
-        for optimiser in optimisers:
-            optimiser.step(), optimiser.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step(), optimizer.zero_grad()
         if step % 100 == 99:
             print(f"step {step + 1}: {loss.item():.2f} nats a letter")
 

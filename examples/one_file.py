@@ -89,14 +89,14 @@ def train(net: GatedNet, x: Tensor, y: Tensor, n_epochs: int = N_EPOCHS) -> Iter
     """Train weights and gates together; yield the loss of each step."""
     gates = {"params": net.gates.parameters(), "lr": GATE_RATE, "momentum": 0.0}
     weights = {"params": net.layers.parameters(), "lr": LEARNING_RATE, "momentum": MOMENTUM}
-    optimiser = torch.optim.SGD([weights, gates])
+    optimizer = torch.optim.SGD([weights, gates])
     for epoch in range(n_epochs):
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch))
         for batch in order.split(BATCH):
             loss = F.cross_entropy(net(x[batch]), y[batch]) + penalty(net)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             clip_(net)
             yield loss.item()
 

@@ -31,7 +31,7 @@ def read(name):
     return {name: tokens[name] for name in ("input_ids", "attention_mask")}, labels
 
 
-def train(model, n_epochs, *optimisers):
+def train(model, n_epochs, *optimizers):
     for places in (p for _ in range(n_epochs) for p in torch.randperm(len(labels)).split(32)):
         batch = {name: tokens[places] for name, tokens in inputs.items()}
         logits = model.train()(**batch).logits
@@ -39,8 +39,8 @@ def train(model, n_epochs, *optimisers):
         if model is not net:  # beside the labels, learn from the network before it had gates
             loss = 0.1 * loss + 0.9 * al.distill(logits, net.requires_grad_(False)(**batch).logits)
         loss.backward()
-        for optimiser in optimisers:
-            optimiser.step(), optimiser.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step(), optimizer.zero_grad()
 
 
 @torch.no_grad()

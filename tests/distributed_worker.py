@@ -26,16 +26,16 @@ def learn_to_budget(
     wrapped = DistributedDataParallel(model) if world > 1 else model
     schedule = al.GateSchedule(patience=3)
     gates: Any = al.GateOptimizer(wrapped, N_STEPS, budget={"parameters": "40%"}, schedule=schedule)
-    optimiser = torch.optim.SGD(al.weights(wrapped), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(al.weights(wrapped), lr=0.05, momentum=0.9)
     for number in range(N_STEPS):
         rows = slice(32 * number, 32 * (number + 1))
         mine = x[rows][rank::world], y[rows][rank::world]
         cross_entropy(wrapped(mine[0]), mine[1]).backward()
-        for each in (optimiser, gates):
+        for each in (optimizer, gates):
             each.step()
             each.zero_grad()
         if gates.can_shrink() and shrinks:
-            al.shrink_(model, optimiser, gates)
+            al.shrink_(model, optimizer, gates)
     opened = {name: gate.detach() for name, gate in al.width_gates(model).items()}
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     return {"opened": opened, "weights": weights, **gates.costs()}
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
     example = torch.ones(2, 6)
     model = al.add_gates(net, example)
     wrapped = DistributedDataParallel(model)
-    optimiser = torch.optim.SGD(al.parameter_groups(wrapped, lr=0.05), momentum=0.9)
+    optimizer = torch.optim.SGD(al.parameter_groups(wrapped, lr=0.05), momentum=0.9)
     strengths = al.Strengths.from_width_cost(2e-2)
     seen = torch.zeros(())
     for _ in range(N_STEPS):
@@ -58,9 +58,9 @@ def main(folder: Path) -> None:
         seen += x.sum()
         y = x[:, :3].argmax(1)
         loss = cross_entropy(wrapped(x), y) + al.penalty(wrapped, strengths)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         al.clip_gates_(wrapped)
     small = al.compact(model)
     generator = torch.Generator().manual_seed(5)

@@ -130,17 +130,17 @@ def test_options_of_a_gate_optimizer_are_looked_at_first(
 def test_states_of_something_else_are_refused() -> None:
     model: nn.Module = al.add_gates(make_net(), X)
     gates = al.GateOptimizer(model, 10)
-    optimiser = torch.optim.SGD(al.weights(model), lr=0.1)
-    wrong: list[Any] = [{}, None, optimiser.state_dict(), model.state_dict()]
+    optimizer = torch.optim.SGD(al.weights(model), lr=0.1)
+    wrong: list[Any] = [{}, None, optimizer.state_dict(), model.state_dict()]
     for state in wrong:
         with pytest.raises(al.InputError, match="the state is of no GateOptimizer; give what its"):
             gates.load_state_dict(state)
     gates.load_state_dict(gates.state_dict())
     with pytest.raises(al.InputError, match="like is a list; give the state_dict of a model that"):
-        al.shrink_(model, optimiser, gates, like=cast("dict[str, Any]", [1]))
+        al.shrink_(model, optimizer, gates, like=cast("dict[str, Any]", [1]))
     with pytest.raises(al.InputError, match=r"copies is an int; give a list of models: copies=\["):
-        al.shrink_(model, optimiser, gates, copies=cast("Any", 3))
-    al.shrink_(model, optimiser, gates, copies=AveragedModel(model))
+        al.shrink_(model, optimizer, gates, copies=cast("Any", 3))
+    al.shrink_(model, optimizer, gates, copies=AveragedModel(model))
 
 
 def test_parts_that_were_gated_separately_are_named() -> None:
@@ -188,11 +188,11 @@ def test_rates_are_numbers(options: dict[str, Any], message: str) -> None:
 def test_a_rate_may_be_a_tensor() -> None:
     rate: Any = torch.tensor(0.1)
     model = al.add_gates(make_net(), X)
-    optimiser = torch.optim.SGD(al.parameter_groups(model, lr=rate))
-    weights, gates = optimiser.param_groups
+    optimizer = torch.optim.SGD(al.parameter_groups(model, lr=rate))
+    weights, gates = optimizer.param_groups
     before = {p: p.detach().clone() for group in (weights, gates) for p in group["params"]}
     (model(X).square().sum() + al.penalty(model, al.Strengths.from_width_cost(0.1))).backward()
-    optimiser.step()
+    optimizer.step()
     assert float(weights["lr"]) == pytest.approx(0.1)
     for group in (weights, gates):
         for new in group["params"]:

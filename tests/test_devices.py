@@ -57,7 +57,7 @@ def test_the_penalty_is_that_of_the_cpu(price: al.Price) -> None:
 @pytest.mark.parametrize("autocast", [False, True])
 def test_steps_are_taken_there(autocast: bool) -> None:
     model = al.add_gates(network(), X).to(GPU)
-    optimiser = torch.optim.SGD(al.parameter_groups(model, lr=0.05), momentum=0.9)
+    optimizer = torch.optim.SGD(al.parameter_groups(model, lr=0.05), momentum=0.9)
     strengths = al.Strengths.from_width_cost(1e-3)
     x, y = X.to(GPU), torch.tensor([0, 1, 2, 0], device=GPU)
     losses: list[float] = []
@@ -65,9 +65,9 @@ def test_steps_are_taken_there(autocast: bool) -> None:
         with torch.autocast(GPU, torch.bfloat16, enabled=autocast):
             loss = cross_entropy(model(x), y)
         losses.append(loss.item())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (loss + al.penalty(model, strengths)).backward()
-        optimiser.step()
+        optimizer.step()
         al.clip_gates_(model)
     assert losses[-1] < losses[0]
     small = al.compact(model.eval())

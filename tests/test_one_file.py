@@ -81,7 +81,7 @@ def test_the_library_takes_the_same_steps_as_the_page(page: ModuleType, seed: in
     start_together_(net, gated)
     x, y, x_test, _ = page.read_digits()
     groups = al.parameter_groups(gated, lr=page.LEARNING_RATE, gate_lr=page.GATE_RATE, momentum=0.9)
-    optimiser = torch.optim.SGD(groups)
+    optimizer = torch.optim.SGD(groups)
     strengths = al.Strengths(
         width_binarise=page.LAMBDA_1,
         depth_binarise=page.LAMBDA_2,
@@ -94,9 +94,9 @@ def test_the_library_takes_the_same_steps_as_the_page(page: ModuleType, seed: in
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch))
         for batch in order.split(page.BATCH):
             loss = F.cross_entropy(gated(x[batch]), y[batch]) + al.penalty(gated, strengths)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             al.clip_gates_(gated)
             assert loss.item() == pytest.approx(next(losses), rel=0, abs=1e-12)
             assert_same_gates(net, gated)

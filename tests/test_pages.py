@@ -105,12 +105,12 @@ def test_commands_on_the_pages_are_understood(command: str) -> None:
 def test_the_page_of_defaults_has_the_numbers_of_the_code() -> None:
     text = (ROOT / "docs" / "defaults.md").read_text()
     settings = derive_sizes(RunSettings(), 55_000, 1)
-    optimiser, gates, strengths = settings.optimiser, settings.gates, settings.strengths
+    optimizer, gates, strengths = settings.optimizer, settings.gates, settings.strengths
     for words in (
         f"| {settings.batch_size}, or a tenth of the train examples",
         f"enough for {ENOUGH_STEPS:,} steps, at most {MOST_EPOCHS} |",
-        f"{optimiser.learning_rate} (SGD, momentum {optimiser.momentum})",
-        f"`clip_norm` | {optimiser.clip_norm:g} |",
+        f"{optimizer.learning_rate} (SGD, momentum {optimizer.momentum})",
+        f"`clip_norm` | {optimizer.clip_norm:g} |",
         f"{COST_OF_ALL_NEURONS} × loss of a guess ÷ number of neurons",
         f"`ratio` (λ3 / λ1) | {strengths.ratio} |",
         f"λ4 / λ3) | {strengths.depth_share} |",

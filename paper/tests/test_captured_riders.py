@@ -17,7 +17,7 @@ from archlearn_cli.training.checkpoint import collect_tensors, order_of_epoch
 from archlearn_cli.training.cuda_graph import CapturedStepper, make_stepper
 from archlearn_cli.training.hardware import start_fabric
 from archlearn_cli.training.run_setup import open_session
-from archlearn_cli.training.train_step import EagerStepper, make_optimisers
+from archlearn_cli.training.train_step import EagerStepper, make_optimizers
 from archlearn_paper.baselines.learnt_diagonals import add_diagonals, scaled_layers
 from archlearn_paper.baselines.torch_pruning_methods import learn_sparse_groups
 from archlearn_paper.experiment import Run
@@ -91,7 +91,7 @@ def run_epoch(session: Session, epoch: int = 0) -> dict[str, Tensor]:
     place = 0
     while place < session.steps_per_epoch:
         place += session.stepper.advance(place, epoch * session.steps_per_epoch + place)
-    tensors = collect_tensors(session.work.model, session.work.optimisers)
+    tensors = collect_tensors(session.work.model, session.work.optimizers)
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
 
@@ -191,11 +191,11 @@ def test_an_attempt_to_capture_leaves_no_gradients(caplog: pytest.LogCaptureFixt
     model = session.work.model
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    optimisers = make_optimisers(model, session.settings.optimiser, on_device=True)
-    work = replace(session.work, optimisers=optimisers)
+    optimizers = make_optimizers(model, session.settings.optimizer, on_device=True)
+    work = replace(session.work, optimizers=optimizers)
     with caplog.at_level(logging.WARNING):
         work, stepper = make_stepper(work, session.fabric, session.settings)
     assert isinstance(stepper, EagerStepper)
     assert "the step cannot be captured" in caplog.text
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert not work.optimisers[0].defaults["fused"]
+    assert not work.optimizers[0].defaults["fused"]

@@ -106,7 +106,7 @@ def test_both_ways_have_the_same_epochs_and_batches() -> None:
     for work in works:
         assert (work.settings.epochs, work.settings.batch_size) == (20, 500)
         assert work.settings.validation == 0.0
-        assert work.settings.optimiser == works[0].settings.optimiser
+        assert work.settings.optimizer == works[0].settings.optimizer
     assert works[-1].settings.model.startswith("lenet:")
     assert works[-1].measured["search_seconds"] > 0
 

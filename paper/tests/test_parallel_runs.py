@@ -66,7 +66,7 @@ def test_what_is_done_after_an_epoch_is_part_of_the_run() -> None:
 
     run = Run(
         row="a",
-        settings=settings(epochs=1, start_after=1.0, gate_optimiser="penalty"),
+        settings=settings(epochs=1, start_after=1.0, gate_optimizer="penalty"),
         after_epoch=close_one,
     )
     (outcome,) = train_side_by_side([run])

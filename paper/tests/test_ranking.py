@@ -186,7 +186,7 @@ def test_ours_lands_on_its_budget_in_one_run_of_all_epochs() -> None:
     assert settings.gates.gate_schedule == ("cost_power=0.5",)
     assert settings.epochs == SCALE.epochs
     plain = CONTEST.plain(3, SCALE.epochs)
-    assert (settings.optimiser, settings.model) == (plain.optimiser, plain.model)
+    assert (settings.optimizer, settings.model) == (plain.optimizer, plain.model)
 
 
 def test_the_first_three_at_each_budget_have_more_seeds() -> None:

@@ -1086,7 +1086,7 @@ def run(net: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
     return net(*inputs)
 
 
-def test_a_cut_of_cross_attention_is_one_of_its_optimiser_too() -> None:
+def test_a_cut_of_cross_attention_is_one_of_its_optimizer_too() -> None:
     net, inputs = cross("no weights")
     gated = al.add_gates(net, inputs)
     optimizer = torch.optim.Adam(al.weights(gated), lr=0.01)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import assert_refused, run
+from tests.cli.commands import assert_refused, run, run_here
 
 COMMANDS = (
     *("learn", "inspect", "evaluate", "export", "compact", "report"),
@@ -45,7 +45,7 @@ def test_commands_and_options_that_most_people_need_come_first(tmp_path: Path) -
     first = [
         re.findall(r"^│ --([a-z-]+)", panel, re.MULTILINE)[0] for panel in text.split("╭─")[1:]
     ]
-    assert first == ["out", "model", "optimiser", "budget", "width-cost", "accelerator",
+    assert first == ["out", "model", "optimizer", "budget", "width-cost", "accelerator",
                      "checkpoint-seconds"]  # fmt: skip
 
 
@@ -130,9 +130,27 @@ def test_misspelt_key_in_a_file_is_answered_with_the_right_one(tmp_path: Path) -
     assert "run.toml: there is no setting 'gates.freze_for'; did you mean 'freeze_for'?" in output
 
 
+def test_the_earlier_spelling_of_optimizer_is_read_in_files_and_options(tmp_path: Path) -> None:
+    text = 'data = "digits"\nmodel = "mlp:8"\nlimit = 200\nepochs = 1\n'
+    (tmp_path / "run.toml").write_text(text + "[optimiser]\nlearning_rate = 0.03\n")
+    words = "learn --config run.toml --optimiser=adam --gate-optimiser budget --no-report --out a"
+    code, _ = run_here(words.split(), tmp_path)
+    assert code == 0
+    written = (tmp_path / "a" / "config.toml").read_text()
+    for line in ("[optimizer]", 'optimizer = "adam"', "= 0.03", 'gate_optimizer = "budget"'):
+        assert line in written
+    former = re.sub("optimizer", "optimiser", written)
+    (tmp_path / "a" / "config.toml").write_text(former)
+    code, said = run_here(["learn", "--resume", "a", "--optimiser", "adam"], tmp_path)
+    assert code == 0
+    code, said = run_here(["learn", "--resume", "a", "--optimiser", "sgd"], tmp_path)
+    assert code == 1
+    assert "optimizer cannot be changed" in said
+
+
 def test_options_win_over_a_file_even_where_they_say_the_default(tmp_path: Path) -> None:
     text = 'data = "digits"\nmodel = "mlp:8"\nlimit = 200\nepochs = 1\nseed = 3\n'
-    (tmp_path / "run.toml").write_text(text + "[optimiser]\nlearning_rate = 0.03\n")
+    (tmp_path / "run.toml").write_text(text + "[optimizer]\nlearning_rate = 0.03\n")
     words = ["learn", "--config", "run.toml", "--out", "a", "--seed", "0", "--no-report"]
     code, _ = run(words, tmp_path)
     assert code == 0

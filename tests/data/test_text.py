@@ -18,7 +18,7 @@ ASKED = {
     "model": "gpt:0.06",
     "epochs": 2,
     "batch_size": 20,
-    "optimiser": "adam",
+    "optimizer": "adam",
     "accelerator": "cpu",
 }
 

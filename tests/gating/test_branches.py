@@ -364,14 +364,14 @@ def test_a_branch_with_all_layers_has_no_gate() -> None:
     assert not al.branch_gates(model)
     assert "it holds all layers of the model" in str(al.inspect(model))
     gates = al.GateOptimizer(model, total_steps=20, budget={"parameters": "8%"})
-    optimiser = torch.optim.AdamW(al.weights(model))
+    optimizer = torch.optim.AdamW(al.weights(model))
     for _ in range(20):
         x = torch.randn(8, 4)
         (model(x) - x.roll(1, 1)).square().mean().backward()
-        optimiser.step(), optimiser.zero_grad()
+        optimizer.step(), optimizer.zero_grad()
         gates.step(), gates.zero_grad()
         if gates.can_shrink():
-            al.shrink_(model, optimiser, gates)
+            al.shrink_(model, optimizer, gates)
     n_left = sum(p.numel() for p in al.compact(model).parameters())
     assert 0 < n_left <= 0.08 * sum(p.numel() for p in Denoiser().parameters())
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 import archlearn as al
 
-OPTIMISERS: dict[str, Callable[[Any], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd": torch.optim.SGD,
     "sgd_momentum": lambda groups: torch.optim.SGD(groups, momentum=0.9, nesterov=True),
 }
@@ -36,17 +36,17 @@ def gates_of(model: nn.Module) -> list[nn.Parameter]:
     return [*al.width_gates(model).values(), *al.depth_gates(model).values()]
 
 
-def step(model: nn.Module, optimiser: Optimizer) -> float:
+def step(model: nn.Module, optimizer: Optimizer) -> float:
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
     loss = cross_entropy(model(x), torch.arange(16) % 3) + al.penalty(model, STRENGTHS)
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     loss.backward()
-    optimiser.step()
+    optimizer.step()
     al.clip_gates_(model)
     return loss.item()
 
 
-each = pytest.mark.parametrize("name", OPTIMISERS)
+each = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
 def test_every_parameter_is_in_one_group_and_gates_are_apart() -> None:
@@ -73,7 +73,7 @@ def test_options_reach_both_groups_but_momentum_only_the_weights() -> None:
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
-def test_an_adaptive_optimiser_takes_the_weights_and_refuses_the_gates(name: str) -> None:
+def test_an_adaptive_optimizer_takes_the_weights_and_refuses_the_gates(name: str) -> None:
     weights, gates = al.parameter_groups(gated(), lr=0.01)
     assert ADAPTIVE[name]([weights]).param_groups[0]["params"] == weights["params"]
     with pytest.raises(al.InputError, match=r"give it archlearn.weights\(model\)"):
@@ -83,56 +83,56 @@ def test_an_adaptive_optimiser_takes_the_weights_and_refuses_the_gates(name: str
 @each
 def test_a_step_moves_weights_and_gates(name: str) -> None:
     model = gated()
-    optimiser = OPTIMISERS[name](al.parameter_groups(model, lr=0.01))
+    optimizer = OPTIMIZERS[name](al.parameter_groups(model, lr=0.01))
     before = copy.deepcopy(model.state_dict())
-    first = step(model, optimiser)
+    first = step(model, optimizer)
     assert not [n for n, p in model.named_parameters() if torch.equal(p, before[n])]
-    last = [step(model, optimiser) for _ in range(20)][-1]
+    last = [step(model, optimizer) for _ in range(20)][-1]
     assert last < first
 
 
 @each
 def test_a_scheduler_moves_both_rates(name: str) -> None:
     model = gated()
-    optimiser = OPTIMISERS[name](al.parameter_groups(model, lr=0.01, gate_lr=0.04))
-    scheduler = torch.optim.lr_scheduler.StepLR(optimiser, step_size=1, gamma=0.5)
-    step(model, optimiser)
+    optimizer = OPTIMIZERS[name](al.parameter_groups(model, lr=0.01, gate_lr=0.04))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    step(model, optimizer)
     scheduler.step()
-    assert [group["lr"] for group in optimiser.param_groups] == [0.005, 0.02]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.005, 0.02]
 
 
 @each
-def test_the_state_of_the_optimiser_is_saved_and_loaded(name: str) -> None:
+def test_the_state_of_the_optimizer_is_saved_and_loaded(name: str) -> None:
     model, other = gated(), gated()
     groups = [al.parameter_groups(m, lr=0.01) for m in (model, other)]
-    optimiser, fresh = (OPTIMISERS[name](group) for group in groups)
-    step(model, optimiser)
+    optimizer, fresh = (OPTIMIZERS[name](group) for group in groups)
+    step(model, optimizer)
     other.load_state_dict(model.state_dict())
-    fresh.load_state_dict(copy.deepcopy(optimiser.state_dict()))
-    assert step(model, optimiser) == step(other, fresh)
-    assert step(model, optimiser) == step(other, fresh)
+    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert step(model, optimizer) == step(other, fresh)
+    assert step(model, optimizer) == step(other, fresh)
 
 
-def test_gates_keep_no_momentum_whatever_the_optimiser_has() -> None:
+def test_gates_keep_no_momentum_whatever_the_optimizer_has() -> None:
     """A plain step: the gate moves by its rate times its gradient, the second time as well."""
     model = gated()
     groups = al.parameter_groups(model, lr=0.01, gate_lr=0.1)
-    optimiser = torch.optim.SGD(groups, momentum=0.9)
+    optimizer = torch.optim.SGD(groups, momentum=0.9)
     (gate, *_) = al.width_gates(model).values()
     for _ in range(3):
         before = gate.detach().clone()
-        step(model, optimiser)
+        step(model, optimizer)
         assert gate.grad is not None
         torch.testing.assert_close(gate, (before - 0.1 * gate.grad).clamp(0, 1))
 
 
-def test_weight_decay_of_the_optimiser_does_not_reach_the_gates() -> None:
+def test_weight_decay_of_the_optimizer_does_not_reach_the_gates() -> None:
     model = gated()
-    optimiser = torch.optim.SGD(al.parameter_groups(model, lr=0.1), weight_decay=0.5)
+    optimizer = torch.optim.SGD(al.parameter_groups(model, lr=0.1), weight_decay=0.5)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     before = [gate.detach().clone() for gate in gates_of(model)]
-    optimiser.step()
+    optimizer.step()
     for gate, old in zip(gates_of(model), before, strict=True):
         assert torch.equal(gate, old)
 
@@ -150,7 +150,7 @@ def test_a_model_without_gates_is_refused() -> None:
         al.parameter_groups(nn.Linear(2, 2), lr=0.1)
 
 
-def test_decay_that_the_optimiser_is_given_is_that_of_the_weights() -> None:
+def test_decay_that_the_optimizer_is_given_is_that_of_the_weights() -> None:
     model = al.add_gates(
         nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.ones(1, 4)
     )

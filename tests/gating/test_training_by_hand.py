@@ -57,7 +57,7 @@ def run() -> Run:
     start = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     model = al.add_gates(net, x[:2])
     groups = al.parameter_groups(model, lr=0.05, weight_decay=5e-4)
-    optimiser = torch.optim.SGD(groups, momentum=0.9)
+    optimizer = torch.optim.SGD(groups, momentum=0.9)
     strengths = al.Strengths.from_width_cost(2e-3, depth_share=1.0)
     losses: list[float] = []
     for _ in range(N_EPOCHS):
@@ -66,9 +66,9 @@ def run() -> Run:
             loss = cross_entropy(model(x[batch]), y[batch])
             total += loss.item()
             loss = loss + al.penalty(model, strengths)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             al.clip_gates_(model)
         losses.append(total / (N_TRAIN / BATCH))
     return Run(net, start, model.eval(), losses, x[N_TRAIN:], y[N_TRAIN:])

@@ -30,7 +30,7 @@ def record(price: al.Price) -> dict[str, Any]:
     net = nn.Sequential(*layers, nn.Linear(20, 10)).double()
     learn = {"*": al.Learn.WIDTH, "1.0": al.Learn.WIDTH | al.Learn.DEPTH}
     model = al.add_gates(net, x[:2], learn=learn)
-    optimiser = torch.optim.SGD(al.parameter_groups(model, lr=0.05), momentum=0.9)
+    optimizer = torch.optim.SGD(al.parameter_groups(model, lr=0.05), momentum=0.9)
     strengths = al.Strengths.from_width_cost(3e-3, depth_share=0.1, price=price)
     losses: list[float] = []
     penalties: list[float] = []
@@ -38,9 +38,9 @@ def record(price: al.Price) -> dict[str, Any]:
         batch = torch.arange(step * 50, step * 50 + 50) % len(x)
         penalty = al.penalty(model, strengths)
         loss = cross_entropy(model(x[batch]), y[batch])
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (loss + penalty).backward()
-        optimiser.step()
+        optimizer.step()
         al.clip_gates_(model)
         losses.append(loss.item())
         penalties.append(penalty.item())

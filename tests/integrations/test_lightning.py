@@ -59,7 +59,7 @@ def test_one_callback_lands_on_the_budget_and_hands_back_the_compact_model(tmp_p
     torch.testing.assert_close(al.load(path)(x), small(x))
 
 
-def test_the_modules_own_optimiser_does_not_touch_the_gates() -> None:
+def test_the_modules_own_optimizer_does_not_touch_the_gates() -> None:
     module, trainer = fit(LightningGateCallback(budget=BUDGET), enable_checkpointing=False)
     known = {id(gate) for gate in al.width_gates(module).values()}
     states = trainer.optimizers[0].state
@@ -100,7 +100,7 @@ def test_a_run_learns_the_same_with_and_without_shrinking() -> None:
     torch.testing.assert_close(found[0](x), found[1](x), rtol=1e-6, atol=1e-8)
 
 
-def test_an_optimiser_that_cannot_follow_is_told_and_training_goes_on(
+def test_an_optimizer_that_cannot_follow_is_told_and_training_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Factored(Classifier):

@@ -113,7 +113,7 @@ def test_the_best_model_may_be_beyond_the_budget_and_is_refused(tmp_path: Path) 
         trainer.train()
 
 
-def test_accelerate_prepares_the_gates_like_any_optimiser(tmp_path: Path) -> None:
+def test_accelerate_prepares_the_gates_like_any_optimizer(tmp_path: Path) -> None:
     whole, costs = accelerate_run(tmp_path, n_steps=60)
     assert costs["multiply_adds"] <= 0.4 * (64 * 48 + 48 * 10)
     resumed, _ = accelerate_run(tmp_path, n_steps=60, resume=True)

@@ -281,10 +281,10 @@ def land(net: nn.Module, x: Tensor, y: Tensor, share: str) -> float:
     """Return what a run leaves, in parts of its budget of parameters."""
     model = al.add_gates(net, x[:2])
     gates: Any = al.GateOptimizer(model, 60, budget={"parameters": share})
-    optimiser = torch.optim.SGD(al.weights(model), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(al.weights(model), lr=0.05, momentum=0.9)
     for _ in range(60):
         F.cross_entropy(model(x), y).backward()
-        optimiser.step()
+        optimizer.step()
         gates.step()
         model.zero_grad()
     return al.plan(model).after.parameters / gates.describe()["budget_path"]["parameters"]

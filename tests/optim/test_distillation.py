@@ -40,12 +40,12 @@ def test_a_gated_network_learns_its_teacher_without_labels() -> None:
 
     def learnt(n_steps: int) -> nn.Module:
         model = al.add_gates(teacher, x[:2])
-        optimiser = torch.optim.Adam(al.weights(model), lr=1e-2)
+        optimizer = torch.optim.Adam(al.weights(model), lr=1e-2)
         gates = al.GateOptimizer(model, total_steps=n_steps, budget={"parameters": "60%"})
         for _ in range(n_steps):
             al.distill(model(x), teacher(x)).backward()
-            optimisers: tuple[torch.optim.Optimizer, ...] = (optimiser, gates)
-            for each in optimisers:
+            optimizers: tuple[torch.optim.Optimizer, ...] = (optimizer, gates)
+            for each in optimizers:
                 each.step()
                 each.zero_grad()
         gates.finish()

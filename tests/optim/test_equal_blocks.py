@@ -58,9 +58,9 @@ def learn(
     n_shrinks = 0
     for _ in range(STEPS):
         cross_entropy(model(x), y).backward()
-        for optimiser in (weights, gates):
-            optimiser.step()
-            optimiser.zero_grad()
+        for optimizer in (weights, gates):
+            optimizer.step()
+            optimizer.zero_grad()
         if shrinks and gates.can_shrink():
             al.shrink_(model, weights, gates)
             n_shrinks += 1

@@ -74,13 +74,13 @@ def train(
     seed: int = 0,
     lr: float = 0.05,
 ) -> list[float]:
-    optimiser = torch.optim.SGD(al.weights(model), lr=lr, momentum=0.9)
+    optimizer = torch.optim.SGD(al.weights(model), lr=lr, momentum=0.9)
     losses: list[float] = []
     for x, y in batches(data, n, seed):
         loss = cross_entropy(model(x), y)
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         gates.step()
         gates.zero_grad()
         losses.append(loss.item())
@@ -157,11 +157,11 @@ def test_the_last_cut_is_small_because_the_cost_follows_its_path(digits: Any) ->
     model = al.add_gates(chain(), digits[0][:2], learn={"*": al.Learn.WIDTH})
     gates = al.GateOptimizer(model, STEPS, budget={"parameters": "30%"})
     costs: list[float] = []
-    optimiser = torch.optim.SGD(al.weights(model), lr=0.05)
+    optimizer = torch.optim.SGD(al.weights(model), lr=0.05)
     for x, y in batches(digits, STEPS):
         cross_entropy(model(x), y).backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         gates.step()
         gates.zero_grad()
         costs.append(gates.costs()["parameters"])
@@ -314,12 +314,12 @@ def test_a_resumed_run_is_bit_for_bit_the_same(digits: Any) -> None:
         return model, gates, torch.optim.SGD(al.weights(model), lr=0.05, momentum=0.9)
 
     def go_on(parts: Any, seed: int) -> list[float]:
-        model, gates, optimiser = parts
+        model, gates, optimizer = parts
         losses: list[float] = []
         for x, y in batches(digits, STEPS // 2, seed):
             loss = cross_entropy(model(x), y)
             loss.backward()
-            for each in (optimiser, gates):
+            for each in (optimizer, gates):
                 each.step()
                 each.zero_grad()
             losses.append(loss.item())
@@ -349,7 +349,7 @@ def test_the_path_goes_on_where_the_model_had_been_restored_first(digits: Any, b
     assert second.describe() == first.describe()
 
 
-def test_another_optimiser_over_all_parameters_is_told_and_does_no_harm(digits: Any) -> None:
+def test_another_optimizer_over_all_parameters_is_told_and_does_no_harm(digits: Any) -> None:
     model = al.add_gates(chain(), digits[0][:2])
     gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})
     every = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -388,12 +388,12 @@ def test_a_scheduler_changes_nothing(digits: Any) -> None:
         gates = al.GateOptimizer(model, 30, budget={"parameters": "50%"})
         scheduler = torch.optim.lr_scheduler.StepLR(gates, 1, 0.1)
         losses = []
-        optimiser = torch.optim.SGD(al.weights(model), lr=0.05)
+        optimizer = torch.optim.SGD(al.weights(model), lr=0.05)
         for x, y in batches(digits, 30):
             loss = cross_entropy(model(x), y)
             loss.backward()
-            optimiser.step()
-            optimiser.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
             gates.step()
             gates.zero_grad()
             if scheduled:
@@ -415,29 +415,29 @@ def test_a_step_without_gradients_says_where_it_belongs(digits: Any) -> None:
         gates.step()
 
 
-def test_an_optimiser_that_clears_gates_is_told_to_take_the_weights(digits: Any) -> None:
+def test_an_optimizer_that_clears_gates_is_told_to_take_the_weights(digits: Any) -> None:
     model = al.add_gates(chain(), digits[0][:2])
     gates = al.GateOptimizer(model, 10, budget={"parameters": "50%"})
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     cross_entropy(model(digits[0][:8]), digits[1][:8]).backward()
-    optimiser.step()
-    optimiser.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
     with pytest.raises(al.InputError, match=r"archlearn.weights\(model\), for its zero_grad"):
         gates.step()
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_an_optimiser_of_the_network_that_was_copied_is_noticed(
+def test_an_optimizer_of_the_network_that_was_copied_is_noticed(
     digits: Any, caplog: pytest.LogCaptureFixture, own: bool
 ) -> None:
     net = chain()
     model = al.add_gates(net, digits[0][:2])
     gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})
     weights = al.weights(model) if own else net.parameters()
-    optimiser = torch.optim.SGD(weights, lr=0.1)
+    optimizer = torch.optim.SGD(weights, lr=0.1)
     for x, y in batches(digits, 40):
         cross_entropy(model(x), y).backward()
-        optimiser.step()
+        optimizer.step()
         gates.step()
         gates.zero_grad()
     warned = [r.message for r in caplog.records if "no weight of the model" in r.message]
@@ -450,10 +450,10 @@ def test_gradients_that_were_cleared_to_zeros_before_the_step_are_told(
 ) -> None:
     model = al.add_gates(chain(), digits[0][:2])
     gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})
-    optimiser = torch.optim.SGD(al.weights(model), lr=0.1)
+    optimizer = torch.optim.SGD(al.weights(model), lr=0.1)
     for x, y in batches(digits, 40):
         cross_entropy(model(x), y).backward()
-        optimiser.step()
+        optimizer.step()
         if is_late:
             model.zero_grad(set_to_none=False)
         gates.step()
@@ -555,16 +555,16 @@ def test_a_batch_that_overflowed_says_nothing(digits: Any) -> None:
     assert float(means.sum()) > 0
 
 
-def test_a_grad_scaler_takes_it_like_any_optimiser(digits: Any) -> None:
+def test_a_grad_scaler_takes_it_like_any_optimizer(digits: Any) -> None:
     def run(scale: float) -> list[Tensor]:
         torch.manual_seed(0)
         model = al.add_gates(chain(), digits[0][:2])
         gates = al.GateOptimizer(model, 30, budget={"parameters": "50%"})
-        optimiser = torch.optim.SGD(al.weights(model), lr=0.05)
+        optimizer = torch.optim.SGD(al.weights(model), lr=0.05)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=10_000)
         for x, y in batches(digits, 30):
             scaler.scale(cross_entropy(model(x), y)).backward()
-            for each in (optimiser, gates):
+            for each in (optimizer, gates):
                 scaler.step(each)
                 each.zero_grad()
             scaler.update()
@@ -595,12 +595,12 @@ def test_clipping_over_all_parameters_leaves_gates_a_decision(digits: Any) -> No
     for clipped in (False, True):
         model = al.add_gates(chain(), digits[0][:2])
         gates = al.GateOptimizer(model, STEPS, budget={"parameters": "35%"})
-        optimiser = torch.optim.SGD(al.weights(model), lr=0.05, momentum=0.9)
+        optimizer = torch.optim.SGD(al.weights(model), lr=0.05, momentum=0.9)
         for x, y in batches(digits, STEPS):
             cross_entropy(model(x), y).backward()
             if clipped:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
+            optimizer.step()
             gates.step()
             model.zero_grad()
         plan = al.plan(model)
@@ -634,11 +634,11 @@ def test_accumulated_gradients_count_as_one_batch(digits: Any) -> None:
         torch.manual_seed(0)
         model = al.add_gates(chain().double(), digits[0][:2].double())
         gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})
-        optimiser = torch.optim.SGD(al.weights(model), lr=0.05)
+        optimizer = torch.optim.SGD(al.weights(model), lr=0.05)
         for x, y in batches(digits, 40):
             for xs, ys in zip(x.double().chunk(parts), y.chunk(parts), strict=True):
                 (cross_entropy(model(xs), ys) / parts).backward()
-            for each in (optimiser, gates):
+            for each in (optimizer, gates):
                 each.step()
                 each.zero_grad()
         return [gate.detach() for gate in al.width_gates(model).values()]
@@ -651,10 +651,10 @@ def test_a_compiled_model_learns_its_gates(digits: Any) -> None:
     model = al.add_gates(chain(), digits[0][:2])
     compiled = torch.compile(model, backend="aot_eager")
     gates = al.GateOptimizer(compiled, 30, budget={"parameters": "50%"})
-    optimiser = torch.optim.SGD(al.weights(compiled), lr=0.05)
+    optimizer = torch.optim.SGD(al.weights(compiled), lr=0.05)
     for x, y in batches(digits, 30):
         cross_entropy(compiled(x), y).backward()
-        for each in (optimiser, gates):
+        for each in (optimizer, gates):
             each.step()
             each.zero_grad()
     plan = al.plan(compiled)
@@ -701,7 +701,7 @@ def test_the_shortest_runs_land(digits: tuple[Tensor, Tensor], n_steps: int) -> 
     assert gates.describe()["budget_path"]
 
 
-def test_a_shrink_without_the_gate_optimiser_is_named_at_the_next_step(digits: Any) -> None:
+def test_a_shrink_without_the_gate_optimizer_is_named_at_the_next_step(digits: Any) -> None:
     model = al.add_gates(chain(), digits[0][:2])
     gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})
     gates.finish()
@@ -728,11 +728,11 @@ def test_a_run_far_longer_than_total_steps_is_told(
 ) -> None:
     model = al.add_gates(chain(), digits[0][:2])
     gates = al.GateOptimizer(model, 10, budget={"parameters": "50%"})
-    optimiser = torch.optim.SGD(al.weights(model), lr=0.1)
+    optimizer = torch.optim.SGD(al.weights(model), lr=0.1)
     for number, (x, y) in enumerate(batches(digits, 25)):
         assert ("total_steps is 10" in caplog.text) == (number >= 20)
         cross_entropy(model(x), y).backward()
-        optimiser.step()
+        optimizer.step()
         gates.step()
         gates.zero_grad()
     assert caplog.text.count("so gates were decided by step 7") == 1

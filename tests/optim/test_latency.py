@@ -174,7 +174,7 @@ def test_a_table_of_another_network_or_batch_is_refused() -> None:
         al.GateOptimizer(gated, 10, budget=budget, latency=replace(table, batch_size=8))
 
 
-def test_a_resumed_optimiser_goes_by_the_table_it_began_with() -> None:
+def test_a_resumed_optimizer_goes_by_the_table_it_began_with() -> None:
     gated = gate(make_cnn())
     gates = al.GateOptimizer(gated, 10, budget={"latency": "100%"})
     assert gates.latency is not None

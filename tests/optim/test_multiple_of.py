@@ -89,8 +89,8 @@ def test_widths_are_multiples_where_the_network_shrinks_while_it_learns() -> Non
     schedule = al.GateSchedule(patience=2)
     budget = {"multiply_adds": "40%"}
     gates = al.GateOptimizer(model, 60, budget=budget, multiple_of=8, schedule=schedule)
-    optimiser = torch.optim.SGD(al.weights(model), lr=0.05)
-    both: tuple[Any, Any] = (optimiser, gates)
+    optimizer = torch.optim.SGD(al.weights(model), lr=0.05)
+    both: tuple[Any, Any] = (optimizer, gates)
     n_cuts = 0
     for _ in range(60):
         cross_entropy(model(data[0]), data[1]).backward()
@@ -98,7 +98,7 @@ def test_widths_are_multiples_where_the_network_shrinks_while_it_learns() -> Non
             each.step()
             each.zero_grad()
         if gates.can_shrink():
-            al.shrink_(model, optimiser, gates)
+            al.shrink_(model, optimizer, gates)
             n_cuts += 1
             cut = {name: n for name, n in widths_of(model).items() if n < full[name]}
             assert cut

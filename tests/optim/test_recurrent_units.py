@@ -232,20 +232,20 @@ def test_a_run_lands_on_its_budget_shrinks_and_is_saved(
     x, y = digits
     model = al.add_gates(Reader(make_layer(24), of_states=of_states), x[:2])
     gates = al.GateOptimizer(model, STEPS, budget={"multiply_adds": "40%"})
-    optimiser = torch.optim.AdamW(al.weights(model), lr=1e-2)
+    optimizer = torch.optim.AdamW(al.weights(model), lr=1e-2)
     n_shrinks, losses, start = 0, [], al.plan(model).before
     for step in range(STEPS + 40):
         chosen = torch.randint(len(x), (64,))
         loss = cross_entropy(model(x[chosen]), y[chosen])
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         if step < STEPS:
             gates.step()
         gates.zero_grad()
         losses.append(loss.item())
         if gates.can_shrink():
-            al.shrink_(model, optimiser, gates)
+            al.shrink_(model, optimizer, gates)
             n_shrinks += 1
     assert n_shrinks
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10])

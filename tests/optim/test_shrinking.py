@@ -87,7 +87,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "chain": chain, "residual": Residual, "view": Viewed, "response": Response,
 }  # fmt: skip
 
-OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
     "Nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
@@ -122,23 +122,23 @@ def close_last(model: nn.Module) -> None:
         gate[-1] = 0.2
 
 
-def step(model: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
     loss = cross_entropy(model(x), y)
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     loss.backward()
-    optimiser.step()
+    optimizer.step()
     return loss
 
 
-def pair(kind: str, optimiser: str) -> tuple[Any, ...]:
+def pair(kind: str, optimizer: str) -> tuple[Any, ...]:
     """Return a model after three steps and its twin, each with its optimiser."""
     model, x, y = make(kind)
-    rule = OPTIMISERS[optimiser](al.weights(model))
+    rule = OPTIMIZERS[optimizer](al.weights(model))
     step(model, rule, x, y)
     step(model, rule, x, y)
     loss = step(model, rule, x, y)
     twin = copy.deepcopy(model)
-    twin_rule = OPTIMISERS[optimiser](al.weights(twin))
+    twin_rule = OPTIMIZERS[optimizer](al.weights(twin))
     twin_rule.load_state_dict(copy.deepcopy(rule.state_dict()))
     return model, rule, twin, twin_rule, x, y, loss
 
@@ -174,11 +174,11 @@ def test_the_function_is_the_same_in_both_modes(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "optimiser"),
-    [*(("residual", name) for name in OPTIMISERS), ("chain", "Adam"), ("view", "momentum")],
+    ("kind", "optimizer"),
+    [*(("residual", name) for name in OPTIMIZERS), ("chain", "Adam"), ("view", "momentum")],
 )
-def test_the_next_update_is_that_of_the_whole_model(kind: str, optimiser: str) -> None:
-    model, rule, twin, twin_rule, x, y, loss = pair(kind, optimiser)
+def test_the_next_update_is_that_of_the_whole_model(kind: str, optimizer: str) -> None:
+    model, rule, twin, twin_rule, x, y, loss = pair(kind, optimizer)
     al.shrink_(model, rule)
     for _ in range(2):
         step(model, rule, x, y)
@@ -229,9 +229,9 @@ def test_the_smaller_model_is_a_gated_model_of_the_same_objects() -> None:
     assert al.plan(model).after.parameters <= al.plan(model).before.parameters
     assert str(al.inspect(model))
     gates: Any = al.GateOptimizer(model, 10, budget={"parameters": "60%"})
-    optimiser = torch.optim.SGD(al.weights(model), lr=0.01)
+    optimizer = torch.optim.SGD(al.weights(model), lr=0.01)
     for _ in range(10):
-        step(model, optimiser, x, y)
+        step(model, optimizer, x, y)
         gates.step()
         gates.zero_grad()
     costs = al.count_costs(al.compact(model)).parameters
@@ -386,7 +386,7 @@ def test_state_that_cannot_be_sliced_is_refused_and_nothing_is_changed(kind: str
 
 
 @pytest.mark.parametrize("kind", ["LAMB", "FusedLamb", "Lars", "NvNovoGrad", "Prodigy", "LBFGSNew"])
-def test_an_optimiser_that_mixes_numbers_is_refused_by_its_name(kind: str) -> None:
+def test_an_optimizer_that_mixes_numbers_is_refused_by_its_name(kind: str) -> None:
     model, x, y = make("chain")
     mixing = type(kind, (torch.optim.SGD,), {})
     rule = type("Own", (mixing,), {})(al.weights(model), lr=0.1)
@@ -410,7 +410,7 @@ def test_what_cannot_shrink_is_told_once_and_trains_on(caplog: pytest.LogCapture
     assert gates.fits()
 
 
-def test_an_optimiser_that_was_forgotten_is_named() -> None:
+def test_an_optimizer_that_was_forgotten_is_named() -> None:
     model, x, y = make("chain")
     gates = al.GateOptimizer(model, 10)
     step(model, torch.optim.SGD(model.parameters(), lr=0.0), x, y)
@@ -472,7 +472,7 @@ def test_learning_to_a_budget_is_the_same_with_and_without_shrinking() -> None:
     assert gates.fits()
 
 
-def test_gates_and_their_optimiser_resume_behind_a_cut() -> None:
+def test_gates_and_their_optimizer_resume_behind_a_cut() -> None:
     model, x, y = make("residual")
     start = copy.deepcopy(model)
     rules: list[tuple[Any, Any]] = []
@@ -670,11 +670,11 @@ def test_a_cut_tries_no_convolutions_out(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_gates_that_stand_still_cost_no_gradients_behind_the_last_cut() -> None:
     model, x, y = make("chain")
-    optimiser = torch.optim.SGD(al.weights(model), lr=0.1)
+    optimizer = torch.optim.SGD(al.weights(model), lr=0.1)
     gates = al.GateOptimizer(model, 10, budget={"parameters": "50%"})
     gates.finish()
     assert gates.can_shrink()
-    al.shrink_(model, optimiser, gates)
+    al.shrink_(model, optimizer, gates)
     cross_entropy(model(x), y).backward()
     assert all(gate.grad is None for gate in al.width_gates(model).values())
     assert all(weight.grad is not None for weight in al.weights(model))
@@ -783,7 +783,7 @@ def test_a_cut_behind_which_no_gate_can_stand_still_is_not_made_again() -> None:
         assert model.archlearn_gates.n_shrinks == 1
 
 
-def test_an_averaged_copy_follows_where_another_gate_optimiser_wakes_gates() -> None:
+def test_an_averaged_copy_follows_where_another_gate_optimizer_wakes_gates() -> None:
     model, x, y = make("chain")
     average = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda _, new, n: new)
     rule = torch.optim.SGD(al.weights(model), lr=0.1)

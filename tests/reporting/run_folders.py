@@ -13,7 +13,7 @@ epochs = {epochs}
 batch_size = 125
 seed = {seed}
 
-[optimiser]
+[optimizer]
 name = "sgd"
 learning_rate = 0.02
 momentum = 0.9

@@ -134,7 +134,7 @@ def test_frozen_parameters_and_modes_are_kept(tmp_path: Path) -> None:
     assert {p.dtype for p in loaded.parameters()} == {torch.float16}
 
 
-def test_parameters_keep_their_order_for_the_optimiser(tmp_path: Path) -> None:
+def test_parameters_keep_their_order_for_the_optimizer(tmp_path: Path) -> None:
     net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)))
     nn.utils.parametrize.remove_parametrizations(net[0], "weight")
     assert list(net.state_dict()) == ["0.bias", "0.weight"]

@@ -130,13 +130,13 @@ def test_compacting_again_changes_nothing() -> None:
 
 def test_training_goes_on_after_compacting() -> None:
     small = al.compact(gate(("second",))).train()
-    optimiser = torch.optim.SGD(small.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(small.parameters(), lr=0.1)
     losses = []
     for _ in range(20):
         loss = small(X).square().mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert sum(losses[-5:]) < sum(losses[:5])
 

@@ -60,7 +60,7 @@ def test_buffers_of_a_batch_norm_are_narrowed_too() -> None:
     assert {"1.weight", "1.bias", "1.running_mean", "1.running_var"} <= names
 
 
-def test_an_optimisers_state_can_follow_the_narrowings() -> None:
+def test_an_optimizers_state_can_follow_the_narrowings() -> None:
     """Each compact parameter is the gated one at the indices that the plan names: no more."""
     model = gate(chain(4, 6, 5, 3, norm=True), {"0": [1, 4], "3": [0]})
     plan, small = al.plan(model), al.compact(model)

@@ -16,10 +16,10 @@ def build() -> nn.Module:
 
 
 def assert_learns_(model: nn.Module) -> None:
-    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     before = [p.detach().clone() for p in model.parameters()]
     model.train()(X).square().sum().backward()
-    optimiser.step()
+    optimizer.step()
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert not any(t.is_inference() for t in [*model.parameters(), *model.buffers()])
 

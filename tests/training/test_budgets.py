@@ -150,7 +150,7 @@ def test_without_a_budget_half_of_what_can_go_goes(tmp_path: Path) -> None:
 def test_a_width_cost_asks_for_the_penalty(tmp_path: Path) -> None:
     run(tmp_path / "a", width_cost=1e-3, epochs=1)
     assert "budget_path" not in read_lines(tmp_path / "a" / METRICS)[-1]
-    run(tmp_path / "b", width_cost=1e-3, gate_optimiser="budget", epochs=1)
+    run(tmp_path / "b", width_cost=1e-3, gate_optimizer="budget", epochs=1)
     assert read_lines(tmp_path / "b" / METRICS)[-1]["budget_path"] == {}
 
 

@@ -39,16 +39,16 @@ def run_epoch(session: Session) -> dict[str, Tensor]:
     place = 0
     while place < session.steps_per_epoch:
         place += session.stepper.advance(place, place)
-    tensors = collect_tensors(session.work.model, session.work.optimisers)
+    tensors = collect_tensors(session.work.model, session.work.optimizers)
     return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_an_epoch_is_the_same_epoch(tmp_path: Path, optimiser: str, compiled: bool) -> None:
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_an_epoch_is_the_same_epoch(tmp_path: Path, optimizer: str, compiled: bool) -> None:
     """Up to TF32: products there have ten bits."""
-    ordinary = make_session(tmp_path, optimiser=optimiser, capture="no")
-    captured = make_session(tmp_path, optimiser=optimiser, compile=compiled)
+    ordinary = make_session(tmp_path, optimizer=optimizer, capture="no")
+    captured = make_session(tmp_path, optimizer=optimizer, compile=compiled)
     assert isinstance(ordinary.stepper, EagerStepper)
     assert isinstance(captured.stepper, CapturedStepper)
     expected, found = run_epoch(ordinary), run_epoch(captured)

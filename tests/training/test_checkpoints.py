@@ -24,7 +24,7 @@ from archlearn_cli.training.checkpoint import (
     seed_everything,
     write_checkpoint,
 )
-from archlearn_cli.training.train_step import Optimisers
+from archlearn_cli.training.train_step import Optimizers
 from benchmarks.hostile_files import build_checkpoint, nest
 from tests.run_files import CONFIG, LATEST, PREVIOUS
 
@@ -204,15 +204,15 @@ def test_a_checkpoint_with_an_impossible_shape_is_refused(tmp_path: Path) -> Non
         read_checkpoint(tmp_path)
 
 
-def test_states_that_fit_no_generator_or_optimiser_are_refused() -> None:
+def test_states_that_fit_no_generator_or_optimizer_are_refused() -> None:
     tensors = {"random/0/torch": torch.zeros(3)}
     with pytest.raises(CheckpointError, match="random states cannot be restored"):
         restore_random(tensors, 0)
     model = torch.nn.Linear(2, 1, bias=False)
-    optimisers: Optimisers = (torch.optim.SGD(model.parameters(), momentum=0.9),)
+    optimizers: Optimizers = (torch.optim.SGD(model.parameters(), momentum=0.9),)
     tensors = {
         "model/weight": torch.zeros(1, 2),
         "optimiser/weight/momentum_buffer": torch.zeros(5),
     }
     with pytest.raises(CheckpointError, match=r"momentum_buffer' of shape \(5,\) .*\(1, 2\)"):
-        restore_tensors_(tensors, model, optimisers)
+        restore_tensors_(tensors, model, optimizers)

@@ -77,7 +77,7 @@ def test_what_is_asked_for_is_not_changed() -> None:
 )
 def test_rate_follows_the_batch_up_to_a_large_one(batch: int, rate: float) -> None:
     settings = derive_sizes(RunSettings(batch_size=batch), 55_000, 1)
-    assert settings.optimiser.learning_rate == pytest.approx(rate)
+    assert settings.optimizer.learning_rate == pytest.approx(rate)
 
 
 def test_batch_is_the_same_for_any_number_of_processes() -> None:

@@ -132,7 +132,7 @@ def test_a_network_that_learnt_nothing_is_named(
     assert "has learnt little or nothing: its train loss of 2.3" in caplog.text
     assert "a larger --budget" in caplog.text
     caplog.clear()
-    priced = ASKED | {"learning_rate": 1e-9, "gate_optimiser": "penalty"}
+    priced = ASKED | {"learning_rate": 1e-9, "gate_optimizer": "penalty"}
     learn(override(RunSettings(), priced), tmp_path / "priced")
     assert "a lower --width-cost" in caplog.text
     caplog.clear()

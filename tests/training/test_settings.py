@@ -9,7 +9,7 @@ import pytest
 from archlearn import SettingsError
 from archlearn_cli.training import (
     GateSettings,
-    OptimiserSettings,
+    OptimizerSettings,
     RecordSettings,
     RunSettings,
     learn,
@@ -30,7 +30,7 @@ def test_settings_survive_toml() -> None:
         model='odd "name" \\ with\ttab',
         epochs=7,
         validation=0.1 + 0.2,
-        optimiser=OptimiserSettings(learning_rate=1e-05),
+        optimizer=OptimizerSettings(learning_rate=1e-05),
         gates=GateSettings(leave=("conv1", "fc*")),
         record=RecordSettings(logger="tensorboard"),
     )
@@ -40,7 +40,7 @@ def test_settings_survive_toml() -> None:
 def test_misspelt_key_suggests_the_right_one_and_its_table() -> None:
     with pytest.raises(SettingsError, match="no setting 'epoch'; did you mean 'epochs'"):
         parse_settings("epoch = 3", "run.toml")
-    with pytest.raises(SettingsError, match=r"'learning_rate' \(in the table \[optimiser\]\)"):
+    with pytest.raises(SettingsError, match=r"'learning_rate' \(in the table \[optimizer\]\)"):
         parse_settings("learning_rat = 3", "run.toml")
     with pytest.raises(SettingsError, match=r"'strengths.width_cst'; did you mean 'width_cost'"):
         parse_settings("[strengths]\nwidth_cst = 3", "run.toml")

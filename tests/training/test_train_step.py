@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn_cli.data import no_progress
-from archlearn_cli.training import OptimiserSettings, RunSettings, Session, override, prepare
+from archlearn_cli.training import OptimizerSettings, RunSettings, Session, override, prepare
 from archlearn_cli.training.checkpoint import collect_tensors, order_of_epoch
 from archlearn_cli.training.cuda_graph import DeviceStep, _give_back, _state, largest_divisor
 from archlearn_cli.training.defaults import Schedule
 from archlearn_cli.training.train_step import (
     clip_gradients_,
     cut_evenly,
-    make_optimisers,
+    make_optimizers,
     set_rates_,
     update_,
 )
@@ -43,16 +43,16 @@ def run_eagerly(session: Session, n_steps: int) -> dict[str, Tensor]:
     session.stepper.begin_epoch(order, 0.0, 0.0)
     for place in range(n_steps):
         assert session.stepper.advance(place, place) == 1
-    return collect_tensors(session.work.model, session.work.optimisers)
+    return collect_tensors(session.work.model, session.work.optimizers)
 
 
 def run_on_device(session: Session, n_steps: int, *, compiled: bool = False) -> DeviceStep:
     """Do what a GPU captures, uncaptured and on the CPU."""
-    optimisers = make_optimisers(session.work.model, session.settings.optimiser, on_device=True)
-    for group in optimisers[0].param_groups:
+    optimizers = make_optimizers(session.work.model, session.settings.optimizer, on_device=True)
+    for group in optimizers[0].param_groups:
         if group.get("capturable"):
             group["capturable"] = False
-    work = replace(session.work, optimisers=optimisers)
+    work = replace(session.work, optimizers=optimizers)
     body = DeviceStep(work, torch.device("cpu"), compiled=compiled)
     body.order.copy_(order_of_epoch(len(work.train), 0, 0))
     work.model.train()
@@ -77,16 +77,16 @@ def test_gates_and_weights_move(tmp_path: Path) -> None:
     assert "layers.0.weight" in moved
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_step_that_asks_nothing_of_the_host_is_the_same_step(
-    tmp_path: Path, optimiser: str
+    tmp_path: Path, optimizer: str
 ) -> None:
-    asked = {"optimiser": optimiser, "gate_rate": 20.0, "start_after": 0.0, "clip_norm": 0.1}
+    asked = {"optimizer": optimizer, "gate_rate": 20.0, "start_after": 0.0, "clip_norm": 0.1}
     expected = run_eagerly(make_session(tmp_path, **asked), 8)
     assert any(bool((t == 1).any()) for name, t in expected.items() if "width" in name)
     body = run_on_device(make_session(tmp_path, **asked), 8)
     assert body.step.item() == 8
-    assert_same(expected, collect_tensors(body.work.model, body.work.optimisers))
+    assert_same(expected, collect_tensors(body.work.model, body.work.optimizers))
     assert body.sums[0].item() > 0
 
 
@@ -101,7 +101,7 @@ def test_compiled_step_is_the_same_step(tmp_path: Path) -> None:
     expected = run_eagerly(make_session(tmp_path, **asked), 4)
     torch._dynamo.utils.counters.clear()
     body = run_on_device(make_session(tmp_path, **asked), 4, compiled=True)
-    assert_same(expected, collect_tensors(body.work.model, body.work.optimisers))
+    assert_same(expected, collect_tensors(body.work.model, body.work.optimizers))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
@@ -144,19 +144,19 @@ def test_graph_of_several_steps_fits_an_epoch() -> None:
     assert [largest_divisor(n, 20) for n in (440, 480, 7, 23, 1)] == [20, 20, 7, 1, 1]
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_step_that_asks_nothing_of_the_host_goes_on_behind_a_cut(
-    tmp_path: Path, optimiser: str
+    tmp_path: Path, optimizer: str
 ) -> None:
     """What a GPU captures anew, uncaptured: warmed up, put back, and then the same steps."""
-    asked = {"optimiser": optimiser, "budget": ("parameters=50%",), "gate_rate": None}
+    asked = {"optimizer": optimizer, "budget": ("parameters=50%",), "gate_rate": None}
     losses: list[list[float]] = []
     for shrinks in (False, True):
         session = make_session(tmp_path, **asked)
         gates = session.work.gate_optimizer
         assert gates is not None
-        made = make_optimisers(session.work.model, session.settings.optimiser, gates)
-        work = replace(session.work, optimisers=made)
+        made = make_optimizers(session.work.model, session.settings.optimizer, gates)
+        work = replace(session.work, optimizers=made)
         body = DeviceStep(work, torch.device("cpu"))
         body.order.copy_(order_of_epoch(len(work.train), 0, 0))
         work.model.train()
@@ -186,8 +186,8 @@ def make_parameter(*gradient: float) -> nn.Parameter:
 
 
 def limit(weights: list[nn.Parameter], gate: nn.Parameter, *limits: float | None) -> None:
-    optimisers = torch.optim.SGD(weights, lr=1.0), torch.optim.SGD([gate], lr=1.0)
-    clip_gradients_(optimisers, *limits)
+    optimizers = torch.optim.SGD(weights, lr=1.0), torch.optim.SGD([gate], lr=1.0)
+    clip_gradients_(optimizers, *limits)
 
 
 def test_weights_are_scaled_together_and_gates_cut_one_by_one() -> None:
@@ -210,16 +210,16 @@ def test_small_gradients_and_no_limits_change_nothing() -> None:
 SHAPES = [(300, 200), (7,), (40, 3, 5, 5), (500, 100)]
 
 
-def make_optimiser(**options: float) -> torch.optim.SGD:
+def make_optimizer(**options: float) -> torch.optim.SGD:
     generator = torch.Generator().manual_seed(0)
     weights = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
     rate = torch.tensor(0.1)
     return torch.optim.SGD(weights, lr=rate, weight_decay=1e-2, fused=True, **options)
 
 
-def set_gradients(optimiser: torch.optim.SGD, seed: int) -> list[Tensor]:
+def set_gradients(optimizer: torch.optim.SGD, seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    weights: list[Tensor] = optimiser.param_groups[0]["params"]
+    weights: list[Tensor] = optimizer.param_groups[0]["params"]
     for weight in weights:
         weight.grad = torch.randn(weight.shape, generator=generator)
     return weights
@@ -227,11 +227,11 @@ def set_gradients(optimiser: torch.optim.SGD, seed: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_pieces_are_updated_as_the_whole(momentum: float) -> None:
-    whole, cut = make_optimiser(momentum=momentum), make_optimiser(momentum=momentum)
+    whole, cut = make_optimizer(momentum=momentum), make_optimizer(momentum=momentum)
     for seed in range(4):
-        for optimiser in (whole, cut):
-            set_gradients(optimiser, seed)
-            vars(optimiser)["grad_scale"] = torch.tensor(1.0 + seed)
+        for optimizer in (whole, cut):
+            set_gradients(optimizer, seed)
+            vars(optimizer)["grad_scale"] = torch.tensor(1.0 + seed)
         whole.step()
         update_(cut)
     first, second = set_gradients(whole, 0), set_gradients(cut, 0)
@@ -259,7 +259,7 @@ def test_a_tensor_that_does_not_lie_in_one_row_stays_whole() -> None:
     assert pieces[0] is tensor
 
 
-SETTINGS = OptimiserSettings(momentum=0.8, weight_decay=0.03)
+SETTINGS = OptimizerSettings(momentum=0.8, weight_decay=0.03)
 
 
 def gated() -> nn.Module:
@@ -269,7 +269,7 @@ def gated() -> nn.Module:
 
 def test_gates_have_neither_momentum_nor_decay() -> None:
     model = gated()
-    weights, gates = (o.param_groups[0] for o in make_optimisers(model, SETTINGS))
+    weights, gates = (o.param_groups[0] for o in make_optimizers(model, SETTINGS))
     assert (weights["momentum"], weights["weight_decay"]) == (0.8, 0.03)
     assert (gates["momentum"], gates["weight_decay"]) == (0, 0)
     assert [p.numel() for p in weights["params"]] == [12, 4, 8, 2]
@@ -278,10 +278,10 @@ def test_gates_have_neither_momentum_nor_decay() -> None:
 
 @pytest.mark.parametrize("make", [gated, lambda: nn.Linear(3, 2)])
 def test_adam_is_for_weights_alone(make: type[nn.Module]) -> None:
-    weights, *gates = make_optimisers(make(), replace(SETTINGS, optimiser="adam"))
+    weights, *gates = make_optimizers(make(), replace(SETTINGS, optimizer="adam"))
     assert isinstance(weights, torch.optim.AdamW)
     assert weights.param_groups[0]["weight_decay"] == 0.03
-    assert all(isinstance(optimiser, torch.optim.SGD) for optimiser in gates)
+    assert all(isinstance(optimizer, torch.optim.SGD) for optimizer in gates)
 
 
 def test_rates_worked_by_hand() -> None:
@@ -289,11 +289,11 @@ def test_rates_worked_by_hand() -> None:
     schedule = Schedule(
         n_steps=10, n_warmup=2, gates_from=2, gates_until=6, learning_rate=0.4, gate_rate=3.0
     )
-    optimisers = make_optimisers(gated(), SETTINGS)
+    optimizers = make_optimizers(gated(), SETTINGS)
     found: list[tuple[float, float]] = []
     for step in range(10):
-        set_rates_(optimisers, schedule, step)
-        weights, gates = (o.param_groups[0]["lr"] for o in optimisers)
+        set_rates_(optimizers, schedule, step)
+        weights, gates = (o.param_groups[0]["lr"] for o in optimizers)
         found.append((weights, gates))
     assert [rate for rate, _ in found[:3]] == pytest.approx([0.2, 0.4, 0.4])
     assert found[6][0] == pytest.approx(0.2)

@@ -20,7 +20,7 @@ from archlearn.errors import InputError
 from archlearn.gating.parameters import depth_gates, width_gates
 from archlearn.nn.functional import THRESHOLD
 from archlearn_cli.training.defaults import TRAVEL
-from archlearn_cli.training.settings import GateSettings, OptimiserSettings, RunSettings, override
+from archlearn_cli.training.settings import GateSettings, OptimizerSettings, RunSettings, override
 from archlearn_paper.experiment import Scale
 
 LearntParts = Literal["all", "width"]
@@ -84,7 +84,7 @@ def train_plainly(
         batch_size=scale.batch_size,
         validation=scale.validation,
         limit=scale.limit,
-        optimiser=OptimiserSettings(
+        optimizer=OptimizerSettings(
             learning_rate=rate * scale.batch_size,
             momentum=MOMENTUM,
             weight_decay=weight_decay,

@@ -153,11 +153,11 @@ def test_l0_networks_learn_small_sizes_and_are_cut_to_budgets(tmp_path: Path) ->
     x = torch.randn(4, 8)[y] + 0.3 * torch.randn(400, 8)
     net = nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 4))
     rider = add_diagonals(net, x[:2], 3e-3, "l0")
-    optimiser = torch.optim.SGD(rider.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(rider.parameters(), lr=0.1, momentum=0.9)
     for _ in range(300):
         nn.functional.cross_entropy(rider(x), y).backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     rider.eval()
     layer = scaled_layers(rider.network)["0"]
     n_left = int((layer.factors() > 0).sum())

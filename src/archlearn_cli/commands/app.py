@@ -8,6 +8,7 @@ import io
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -36,6 +37,8 @@ _ELSEWHERE = {
     "wd": "weight-decay",
 }
 """What options are called in other trainers, where no spelling leads to our name."""
+
+_FORMER = re.compile(r"^(--(?:gate-)?)optimiser\b")  # an earlier spelling, which stays
 
 
 def _show_default(value: object) -> str | None:
@@ -97,8 +100,9 @@ def run_app(arguments: Sequence[str] | None = None) -> None:
 
 
 def _call(arguments: Sequence[str] | None) -> None:
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        app(arguments)
+        app([_FORMER.sub(r"\1optimizer", word) for word in words])
     except RunStoppedError as error:
         sys.stderr.write(f"stopped: {error}\n")
         sys.exit(INTERRUPTED if isinstance(error, RunInterruptedError) else STOPPED)

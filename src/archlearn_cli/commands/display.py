@@ -213,7 +213,7 @@ def _aim(settings: RunSettings) -> str:
         return "without gates"
     if gates.budget:
         return f"budget {', '.join(gates.budget)}"
-    if gates.gate_optimiser == "budget":
+    if gates.gate_optimizer == "budget":
         half = "no budget, so half of the multiply-adds that can go"
         return half if cost is None else f"width cost {cost:.3g}"
     return f"width cost {cost:.3g}, gate rate {gates.gate_rate:.3g}"

@@ -18,7 +18,7 @@ from archlearn_cli.data.file_cache import CONFIG, SUMMARY
 from archlearn_cli.training.settings import (
     GateSettings,
     HardwareSettings,
-    OptimiserSettings,
+    OptimizerSettings,
     RecordSettings,
     RunSettings,
     StrengthSettings,
@@ -41,7 +41,7 @@ _RUN = _options("Run")
 class Options(RunSettings):
     """The settings of a run as options."""
 
-    optimiser: Annotated[OptimiserSettings, _options("Weights")] = OptimiserSettings()
+    optimizer: Annotated[OptimizerSettings, _options("Weights")] = OptimizerSettings()
     gates: Annotated[GateSettings, _options("Gates")] = GateSettings()
     strengths: Annotated[StrengthSettings, _options("Paper's penalty")] = StrengthSettings()
     hardware: Annotated[HardwareSettings, _options("Hardware")] = HardwareSettings()
@@ -77,7 +77,7 @@ LEARN_EXAMPLES = r"""Examples:
     archlearn learn --model resnet20 --data cifar-10 --augment pad-crop-flip \
       --out runs/f
     archlearn learn --model gpt --data tiny-shakespeare:input.txt \
-      --optimiser adam --out runs/g
+      --optimizer adam --out runs/g
     archlearn learn --model mypackage.net:build --data folder:photos --out runs/c
     archlearn learn --config run.toml --seed 1 --out runs/d
     archlearn learn --resume runs/a

@@ -16,7 +16,7 @@ from archlearn_cli.training.run_setup import load_gated_model as load_gated_mode
 from archlearn_cli.training.run_setup import prepare as prepare
 from archlearn_cli.training.settings import GateSettings as GateSettings
 from archlearn_cli.training.settings import HardwareSettings as HardwareSettings
-from archlearn_cli.training.settings import OptimiserSettings as OptimiserSettings
+from archlearn_cli.training.settings import OptimizerSettings as OptimizerSettings
 from archlearn_cli.training.settings import RecordSettings as RecordSettings
 from archlearn_cli.training.settings import RunSettings as RunSettings
 from archlearn_cli.training.settings import StrengthSettings as StrengthSettings

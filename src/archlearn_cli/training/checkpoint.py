@@ -26,7 +26,7 @@ from archlearn.optim.shrinking import shrink_
 from archlearn.serialization.file_format import open_safetensors, read_tensor
 from archlearn.serialization.schema import parse_json, read_entry
 from archlearn_cli.data.file_cache import write_atomically
-from archlearn_cli.training.train_step import Optimisers
+from archlearn_cli.training.train_step import Optimizers
 
 _MASK = (1 << 63) - 1
 
@@ -76,23 +76,23 @@ def restore_random_states(states: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-MODEL, OPTIMISER, RANDOM = "model/", "optimiser/", "random/"
+MODEL, OPTIMIZER, RANDOM = "model/", "optimiser/", "random/"
 
 
-def collect_tensors(model: nn.Module, optimisers: Optimisers) -> dict[str, Tensor]:
+def collect_tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
     """Return all tensors of a model and its optimiser by name; nothing is copied."""
     tensors = {f"{MODEL}{name}": value for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
-        for optimiser in optimisers:
-            for key, value in optimiser.state.get(parameter, {}).items():
+        for optimizer in optimizers:
+            for key, value in optimizer.state.get(parameter, {}).items():
                 if value is not None:
-                    tensors[f"{OPTIMISER}{name}/{key}"] = torch.as_tensor(value)
+                    tensors[f"{OPTIMIZER}{name}/{key}"] = torch.as_tensor(value)
     return tensors
 
 
 @torch.no_grad()
 def restore_tensors_(
-    tensors: Mapping[str, Tensor], model: nn.Module, optimisers: Optimisers
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizers: Optimizers
 ) -> bool:
     """Set a model and its optimiser to what a checkpoint holds; return whether the model shrank.
 
@@ -102,7 +102,7 @@ def restore_tensors_(
     kept = {name.removeprefix(MODEL): t for name, t in tensors.items() if name.startswith(MODEL)}
     n_before = count_parameters(model)
     if any(f"{CONTAINER}.kept." in name for name in kept):
-        shrink_(model, *optimisers, like=kept)
+        shrink_(model, *optimizers, like=kept)
     own = model.state_dict()
     if own.keys() != kept.keys() or any(own[n].shape != kept[n].shape for n in own):
         raise CheckpointError(
@@ -111,17 +111,17 @@ def restore_tensors_(
         )
     for name, value in own.items():
         value.copy_(kept[name])
-    _restore_optimisers_(tensors, model, optimisers)
+    _restore_optimizers_(tensors, model, optimizers)
     return count_parameters(model) < n_before
 
 
-def _restore_optimisers_(
-    tensors: Mapping[str, Tensor], model: nn.Module, optimisers: Optimisers
+def _restore_optimizers_(
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizers: Optimizers
 ) -> None:
-    learners = [(p, each) for each in optimisers for g in each.param_groups for p in g["params"]]
+    learners = [(p, each) for each in optimizers for g in each.param_groups for p in g["params"]]
     owners: dict[Tensor, torch.optim.Optimizer] = dict(learners)
-    for name, parameter in model.named_parameters() if optimisers else ():
-        prefix = f"{OPTIMISER}{name}/"
+    for name, parameter in model.named_parameters() if optimizers else ():
+        prefix = f"{OPTIMIZER}{name}/"
         for key, value in tensors.items():
             if not key.startswith(prefix) or "/" in key.removeprefix(prefix):
                 continue

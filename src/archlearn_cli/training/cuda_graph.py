@@ -22,7 +22,7 @@ from archlearn_cli.training.train_step import (
     StepContext,
     clip_gradients_,
     loss_of,
-    make_optimisers,
+    make_optimizers,
     penalty_of,
     update_,
 )
@@ -63,22 +63,22 @@ class DeviceStep:
         rates = [(schedule.weight_rate(step), schedule.gate_rate_at(step)) for step in steps]
         self._rates = torch.tensor(rates).to(device)
         self._rates_now = torch.zeros(1, 2, device=device)
-        for optimiser, rate in zip(work.optimisers, self._rates_now[0].unbind(), strict=False):
-            for group in optimiser.param_groups:
+        for optimizer, rate in zip(work.optimizers, self._rates_now[0].unbind(), strict=False):
+            for group in optimizer.param_groups:
                 group["lr"] = rate
 
     def run(self) -> None:
         """Do the step at the current place and move on by one."""
         work = self.work
         torch.index_select(self._rates, 0, self.step, out=self._rates_now)
-        for optimiser in work.optimisers:
-            optimiser.zero_grad(set_to_none=True)
+        for optimizer in work.optimizers:
+            optimizer.zero_grad(set_to_none=True)
         loss, cost = self._forward()
         parts = [part for part in (loss, cost) if part.requires_grad]
         torch.autograd.backward(parts, [self._one.to(part.dtype) for part in parts])
-        clip_gradients_(work.optimisers, work.clip_norm, work.clip_gate)
-        for optimiser in work.optimisers:
-            update_(optimiser)
+        clip_gradients_(work.optimizers, work.clip_norm, work.clip_gate)
+        for optimizer in work.optimizers:
+            update_(optimizer)
         if work.strengths is not None:
             clip_gates_(work.model)
         self.sums += torch.stack([loss.detach(), cost.detach()])
@@ -194,8 +194,8 @@ def _state(body: DeviceStep) -> list[Tensor]:
     """Return every tensor that a step changes."""
     work = body.work
     tensors = [*work.model.state_dict().values(), body.place, body.step, body.sums]
-    for optimiser in work.optimisers:
-        for state in optimiser.state.values():
+    for optimizer in work.optimizers:
+        for state in optimizer.state.values():
             tensors += [value for value in state.values() if isinstance(value, Tensor)]
     return tensors
 
@@ -235,7 +235,7 @@ def make_stepper(
 
     What cannot be compiled is captured as it is, and what cannot be captured runs call by call.
     """
-    if not work.optimisers[0].defaults.get("fused"):
+    if not work.optimizers[0].defaults.get("fused"):
         return work, EagerStepper(work, fabric)
     bf16 = settings.hardware.precision == "bf16-mixed"
     for compiled in (True, False) if settings.hardware.compile else (False,):
@@ -250,6 +250,6 @@ def make_stepper(
             )
     # What the attempt left in the gradients would be added to those of the first step.
     work.model.zero_grad(set_to_none=True)
-    optimisers = make_optimisers(work.model, settings.optimiser, work.gate_optimizer)
-    work = replace(work, optimisers=optimisers)
+    optimizers = make_optimizers(work.model, settings.optimizer, work.gate_optimizer)
+    work = replace(work, optimizers=optimizers)
     return work, EagerStepper(work, fabric)

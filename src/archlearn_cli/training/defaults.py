@@ -68,17 +68,17 @@ def derive_sizes(settings: RunSettings, n_train: int, n_parts: int) -> RunSettin
         batch = max(n_parts, min(_BATCH, n_train // _FEWEST_BATCHES))
     steps = steps_per_epoch(n_train, batch)
     epochs = settings.epochs or min(MOST_EPOCHS, math.ceil(ENOUGH_STEPS / steps))
-    optimiser = settings.optimiser
-    rate = optimiser.learning_rate
+    optimizer = settings.optimizer
+    rate = optimizer.learning_rate
     if rate is None:
-        rate = _RATES[optimiser.optimiser]
-        if optimiser.optimiser == "sgd":
+        rate = _RATES[optimizer.optimizer]
+        if optimizer.optimizer == "sgd":
             rate *= min(max(batch, _BATCH), _LARGE_BATCH) / _BATCH
-    warmup = optimiser.warmup_epochs
+    warmup = optimizer.warmup_epochs
     if warmup is None:
         warmup = min(max(1.0, 0.05 * epochs), 0.1 * epochs)
-    optimiser = replace(optimiser, learning_rate=rate, warmup_epochs=warmup)
-    return replace(settings, batch_size=batch, epochs=epochs, optimiser=optimiser)
+    optimizer = replace(optimizer, learning_rate=rate, warmup_epochs=warmup)
+    return replace(settings, batch_size=batch, epochs=epochs, optimizer=optimizer)
 
 
 def steps_per_epoch(n_train: int, batch_size: int) -> int:
@@ -91,11 +91,11 @@ def loss_of_a_guess(dataset: Dataset) -> float:
     return 1.0 if dataset.task == "regression" else math.log(max(2, dataset.n_outputs))
 
 
-def derive_gate_optimiser(settings: RunSettings) -> RunSettings:
+def derive_gate_optimizer(settings: RunSettings) -> RunSettings:
     """Return settings that say how gates learn: to a budget, unless a price is given."""
     gates, strengths = settings.gates, settings.strengths
     priced = strengths.width_cost, gates.gate_rate, gates.travel
-    asked = gates.gate_optimiser
+    asked = gates.gate_optimizer
     if gates.learn == "nothing":
         return settings
     if asked is None:
@@ -103,21 +103,21 @@ def derive_gate_optimiser(settings: RunSettings) -> RunSettings:
     if gates.budget and (asked == "penalty" or strengths.width_cost is not None):
         raise SettingsError(
             "a budget and a price were asked for, and each says when to stop; leave out --budget, "
-            "or --width-cost and --gate-optimiser penalty"
+            "or --width-cost and --gate-optimizer penalty"
         )
     if gates.multiple_of > 1 and asked == "penalty":
         raise SettingsError(
             f"multiple_of is {gates.multiple_of}, but gates learn by a penalty, which closes them "
-            "one by one; give a budget, or --gate-optimiser budget"
+            "one by one; give a budget, or --gate-optimizer budget"
         )
     rate = 0.0 if asked == "budget" else gates.gate_rate
-    return replace(settings, gates=replace(gates, gate_optimiser=asked, gate_rate=rate))
+    return replace(settings, gates=replace(gates, gate_optimizer=asked, gate_rate=rate))
 
 
 def derive_strengths(settings: RunSettings, dataset: Dataset, n_neurons: int) -> RunSettings:
     """Return settings, whose sizes are known, with width cost and gate rate filled in."""
     strengths, gates = settings.strengths, settings.gates
-    if gates.gate_optimiser == "budget":
+    if gates.gate_optimizer == "budget":
         return settings
     cost = strengths.width_cost
     if cost is None:
@@ -147,17 +147,17 @@ def count_steps(settings: RunSettings, n_train: int) -> int:
 
 def make_schedule(settings: RunSettings, n_train: int) -> Schedule:
     """Return the rates over a run whose settings are all filled in."""
-    optimiser, gates = settings.optimiser, settings.gates
+    optimizer, gates = settings.optimizer, settings.gates
     assert settings.epochs is not None
-    assert optimiser.learning_rate is not None
-    assert optimiser.warmup_epochs is not None
+    assert optimizer.learning_rate is not None
+    assert optimizer.warmup_epochs is not None
     assert gates.gate_rate is not None
     n_steps = count_steps(settings, n_train)
     return Schedule(
         n_steps=n_steps,
-        n_warmup=round(optimiser.warmup_epochs * n_steps / settings.epochs),
+        n_warmup=round(optimizer.warmup_epochs * n_steps / settings.epochs),
         gates_from=round(gates.start_after * n_steps),
         gates_until=round((1.0 - gates.freeze_for) * n_steps),
-        learning_rate=optimiser.learning_rate,
+        learning_rate=optimizer.learning_rate,
         gate_rate=gates.gate_rate,
     )

@@ -160,14 +160,14 @@ def _warn_of_nothing_learnt(session: Session, loss: float, guess: float) -> None
     """Say that weights or gates died: the small network is then no result."""
     cheaper = ""
     if has_gates(session.work.model):
-        by_budget = session.settings.gates.gate_optimiser == "budget"
+        by_budget = session.settings.gates.gate_optimizer == "budget"
         cheaper = " or a larger --budget" if by_budget else " or a lower --width-cost"
     logger.warning(
         "the network has learnt little or nothing: its train loss of %.3g is not clearly below "
         "that of a guess (%.3g). Try more --epochs, another --learning-rate (it was %g)%s",
         loss,
         guess,
-        session.settings.optimiser.learning_rate,
+        session.settings.optimizer.learning_rate,
         cheaper,
     )
 

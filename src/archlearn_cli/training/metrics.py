@@ -47,7 +47,7 @@ class Score:
     n_examples: int
 
 
-def count_memory(model: nn.Module, optimisers: Iterable[torch.optim.Optimizer]) -> int:
+def count_memory(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> int:
     """Return the bytes that training takes: weights, gradients and what optimisers keep.
 
     On a GPU all that was allocated at once, at most, since the run began or was last cut.
@@ -55,7 +55,7 @@ def count_memory(model: nn.Module, optimisers: Iterable[torch.optim.Optimizer]) 
     parameters = [*model.parameters()]
     if parameters[0].is_cuda:
         return torch.cuda.max_memory_allocated(parameters[0].device)
-    states = (state for each in optimisers for state in each.state.values())
+    states = (state for each in optimizers for state in each.state.values())
     kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
     gradients = [parameter for parameter in parameters if parameter.requires_grad]
     return sum(tensor.nbytes for tensor in [*parameters, *gradients, *model.buffers(), *kept])
@@ -221,7 +221,7 @@ class RunLog:
             "train_loss": losses[0],
             "penalty": losses[1],
             **({} if work.gate_optimizer is None else work.gate_optimizer.describe()),
-            "memory_bytes": count_memory(work.model, work.optimisers),
+            "memory_bytes": count_memory(work.model, work.optimizers),
             "seconds": round(position.seconds, 3),
         }
         self._waiting.append((first, rest, *read_gates(work.model), seconds_left))

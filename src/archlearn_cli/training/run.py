@@ -150,7 +150,7 @@ def _restore(session: Session, command: str) -> Position:
             cut_lines(session.folder / name, -1 if found is None else position.epoch)
     if found is None:
         return position
-    if restore_tensors_(found[1], session.work.model, session.work.optimisers):
+    if restore_tensors_(found[1], session.work.model, session.work.optimizers):
         session.stepper.renew()
     if session.work.gate_optimizer is not None:
         session.work.gate_optimizer.resume_at(position.step)

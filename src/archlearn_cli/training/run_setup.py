@@ -26,7 +26,7 @@ from archlearn_cli.data.dataset_registry import load_examples
 from archlearn_cli.data.file_cache import DownloadProgress, no_progress, write_atomically
 from archlearn_cli.data.transforms import ImageTransform
 from archlearn_cli.training.checkpoint import (
-    OPTIMISER,
+    OPTIMIZER,
     Position,
     read_checkpoint,
     restore_tensors_,
@@ -41,7 +41,7 @@ from archlearn_cli.training.cuda_graph import (
 )
 from archlearn_cli.training.defaults import (
     count_steps,
-    derive_gate_optimiser,
+    derive_gate_optimizer,
     derive_sizes,
     derive_strengths,
     make_schedule,
@@ -60,7 +60,7 @@ from archlearn_cli.training.settings import GateSettings, RunSettings, check_ran
 from archlearn_cli.training.train_step import (
     StepContext,
     has_gates,
-    make_optimisers,
+    make_optimizers,
 )
 
 _LEARNT = {"width": Learn.WIDTH, "depth": Learn.DEPTH, "all": Learn.WIDTH | Learn.DEPTH}
@@ -146,7 +146,7 @@ def open_session(
     example = objective_of(dataset).inputs(dataset.train.inputs[:2].cpu())
     model = gate_network(network, example, settings)
     n_neurons = sum(gate.numel() for gate in width_gates(model).values())
-    settings = derive_strengths(derive_gate_optimiser(settings), dataset, n_neurons)
+    settings = derive_strengths(derive_gate_optimizer(settings), dataset, n_neurons)
     teacher = start_teacher(settings, dataset, network)
     path, latency = folder / LATENCY_FILE, None
     if path.is_file():  # measured when the run began
@@ -236,14 +236,14 @@ def _make_work(
     return StepContext(
         model=model,
         teacher=teacher,
-        optimisers=make_optimisers(model, settings.optimiser, gates, on_device=capture),
+        optimizers=make_optimizers(model, settings.optimizer, gates, on_device=capture),
         train=dataset.train,
         objective=objective_of(dataset).to(fabric.device),
         schedule=make_schedule(settings, len(dataset.train)),
         strengths=strengths,
         batch_size=settings.batch_size,
         accumulate=settings.hardware.accumulate,
-        clip_norm=settings.optimiser.clip_norm or None,
+        clip_norm=settings.optimizer.clip_norm or None,
         clip_gate=step / rate if rate and step else None,
     )
 
@@ -282,7 +282,7 @@ def _make_gate_optimizer(
 ) -> GateOptimizer | None:
     """Return what learns the gates to a budget; None where a penalty does, or nothing."""
     gates = settings.gates
-    if gates.gate_optimiser != "budget" or not has_gates(model):
+    if gates.gate_optimizer != "budget" or not has_gates(model):
         return None
     assert settings.batch_size is not None
     per_epoch = steps_per_epoch(n_train, settings.batch_size)
@@ -386,9 +386,9 @@ def load_gated_model(folder: Path) -> LoadedRun:
     model = gate_network(network, example, settings)
     restore_tensors_(found[1], model, ())
     means = {
-        name: found[1][f"{OPTIMISER}{name}/mean"]
+        name: found[1][f"{OPTIMIZER}{name}/mean"]
         for name, _ in model.named_parameters()
-        if f"{OPTIMISER}{name}/mean" in found[1]
+        if f"{OPTIMIZER}{name}/mean" in found[1]
     }
     return LoadedRun(
         model=model,

@@ -51,10 +51,10 @@ FIXED = "fixed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OptimiserSettings:
+class OptimizerSettings:
     """How the weights are learnt."""
 
-    optimiser: Annotated[Literal["sgd", "adam"], FIXED] = "sgd"
+    optimizer: Annotated[Literal["sgd", "adam"], FIXED] = "sgd"
     """Optimiser of the weights."""
     learning_rate: Annotated[float | None, _POSITIVE] = None
     """Highest learning rate of the weights. [default: 0.02 at batches of 125; Adam 1e-3]"""
@@ -81,7 +81,7 @@ class GateSettings:
     """Layers (names or globs) that keep their width and depth."""
     multiple_of: Annotated[int, FIXED, _COUNT] = 1
     """Under a budget, keep a multiple of so many channels in each layer, or all."""
-    gate_optimiser: Annotated[Literal["budget", "penalty"] | None, FIXED] = None
+    gate_optimizer: Annotated[Literal["budget", "penalty"] | None, FIXED] = None
     """Learn gates to a budget, or by the paper's penalty. [default: penalty if a width cost, gate
     rate or travel is given, else budget]"""
     gate_schedule: Annotated[tuple[str, ...] | None, FIXED] = None
@@ -189,7 +189,7 @@ class RunSettings:
     teacher: Annotated[str | None, FIXED] = None
     """Knowledge distillation from a frozen network: original (the one that the run starts from),
     or a file as for --start-from."""
-    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     gates: GateSettings = field(default_factory=GateSettings)
     strengths: StrengthSettings = field(default_factory=StrengthSettings)
     hardware: HardwareSettings = field(default_factory=HardwareSettings)
@@ -197,6 +197,8 @@ class RunSettings:
 
 
 S = TypeVar("S")
+FORMER_NAMES = {"optimiser": "optimizer", "gate_optimiser": "gate_optimizer"}
+"""Settings and tables that files and options may call by an earlier name."""
 
 
 def to_table(settings: object) -> dict[str, Any]:
@@ -215,7 +217,8 @@ def from_table(kind: type[S], table: Mapping[str, Any], where: str = "") -> S:
     """Return settings made of nested dictionaries."""
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
-    for key, value in table.items():
+    for given, value in table.items():
+        key = FORMER_NAMES.get(given, given)
         name = f"{where}{key}"
         if key not in hints:
             raise SettingsError(_unknown_key(name, key, kind))
@@ -288,7 +291,8 @@ def override(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
     """Return settings with values given by their bare names, whatever table they are in."""
     table = to_table(settings)
     homes = {name: section for section, name, _ in flat_settings()}
-    for name, value in given.items():
+    for asked, value in given.items():
+        name = FORMER_NAMES.get(asked, asked)
         if name not in homes:
             raise SettingsError(_unknown_key(name, name, RunSettings))
         section = table.setdefault(homes[name], {}) if homes[name] else table

@@ -27,9 +27,9 @@ from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn_cli.data.dataset import Split
 from archlearn_cli.training.defaults import Schedule
 from archlearn_cli.training.objectives import Objective
-from archlearn_cli.training.settings import OptimiserSettings
+from archlearn_cli.training.settings import OptimizerSettings
 
-Optimisers = tuple[torch.optim.Optimizer, ...]
+Optimizers = tuple[torch.optim.Optimizer, ...]
 
 
 def has_gates(model: nn.Module) -> bool:
@@ -37,13 +37,13 @@ def has_gates(model: nn.Module) -> bool:
     return any(find(model) for find in (width_gates, depth_gates, branch_gates))
 
 
-def make_optimisers(
+def make_optimizers(
     model: nn.Module,
-    settings: OptimiserSettings,
+    settings: OptimizerSettings,
     gates: GateOptimizer | None = None,
     *,
     on_device: bool = False,
-) -> Optimisers:
+) -> Optimizers:
     """Return the optimiser of the weights and, if there are gates, that of the gates.
 
     Without `gates`, plain SGD learns the gates, by a penalty. A step that is all on the device must
@@ -56,7 +56,7 @@ def make_optimisers(
         groups = parameter_groups(model, lr=0.0, gate_lr=0.0, weight_decay=decay)
     # A rate may be a tensor on the device only where the update is fused.
     options: dict[str, Any] = {"lr": 0.0, "weight_decay": decay, "fused": on_device or None}
-    if settings.optimiser == "adam":
+    if settings.optimizer == "adam":
         weights = torch.optim.AdamW(groups[0]["params"], capturable=on_device, **options)
     else:
         weights = torch.optim.SGD(groups[0]["params"], momentum=settings.momentum, **options)
@@ -66,11 +66,11 @@ def make_optimisers(
     return weights, *(torch.optim.SGD(g["params"], lr=0.0, fused=fused) for g in groups[1:])
 
 
-def set_rates_(optimisers: Sequence[torch.optim.Optimizer], schedule: Schedule, step: int) -> None:
+def set_rates_(optimizers: Sequence[torch.optim.Optimizer], schedule: Schedule, step: int) -> None:
     """Set the rates of weights and gates to those of a step."""
     rates = (schedule.weight_rate(step), schedule.gate_rate_at(step))
-    for optimiser, rate in zip(optimisers, rates, strict=False):
-        for group in optimiser.param_groups:
+    for optimizer, rate in zip(optimizers, rates, strict=False):
+        for group in optimizer.param_groups:
             group["lr"] = rate
 
 
@@ -90,18 +90,18 @@ def cut_evenly(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 @torch.no_grad()
-def update_(optimiser: torch.optim.Optimizer) -> None:
+def update_(optimizer: torch.optim.Optimizer) -> None:
     """Do an optimiser's step; what SGD does at once on a GPU is done in even pieces."""
-    if isinstance(optimiser, GateOptimizer):
-        optimiser.observe_()  # it decides outside of the captured step
+    if isinstance(optimizer, GateOptimizer):
+        optimizer.observe_()  # it decides outside of the captured step
         return
-    if not _can_cut(optimiser):
-        optimiser.step()
+    if not _can_cut(optimizer):
+        optimizer.step()
         return
-    scale = getattr(optimiser, "grad_scale", None)
-    for group in optimiser.param_groups:
+    scale = getattr(optimizer, "grad_scale", None)
+    for group in optimizer.param_groups:
         parameters = [p for p in group["params"] if p.grad is not None]
-        buffers = [optimiser.state[p]["momentum_buffer"] for p in parameters]
+        buffers = [optimizer.state[p]["momentum_buffer"] for p in parameters]
         lists = cut_evenly(parameters, [p.grad for p in parameters], buffers)
         torch._fused_sgd_(
             *lists,
@@ -116,22 +116,22 @@ def update_(optimiser: torch.optim.Optimizer) -> None:
         )
 
 
-def _can_cut(optimiser: torch.optim.Optimizer) -> bool:
+def _can_cut(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether it is SGD with momentum, fused, and past its first step."""
-    if not isinstance(optimiser, torch.optim.SGD) or not optimiser.defaults["fused"]:
+    if not isinstance(optimizer, torch.optim.SGD) or not optimizer.defaults["fused"]:
         return False
-    parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    states = (optimiser.state.get(p, {}) for p in parameters if p.grad is not None)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    states = (optimizer.state.get(p, {}) for p in parameters if p.grad is not None)
     return all(isinstance(state.get("momentum_buffer"), Tensor) for state in states)
 
 
 @torch.no_grad()
-def clip_gradients_(optimisers: Optimisers, norm: float | None, gate: float | None) -> None:
+def clip_gradients_(optimizers: Optimizers, norm: float | None, gate: float | None) -> None:
     """Bring the norm of all weights' gradient, and each gate's, within a limit; None sets none.
 
     An optimiser whose update is fused divides by the factor itself, on the way.
     """
-    weights, *gates = optimisers
+    weights, *gates = optimizers
     gradients = _gradients(weights)
     if norm is not None and gradients:
         pieces = cut_evenly(gradients)[0] if gradients[0].is_cuda else gradients
@@ -141,15 +141,15 @@ def clip_gradients_(optimisers: Optimisers, norm: float | None, gate: float | No
             vars(weights)["grad_scale"] = excess
         else:
             torch._foreach_div_(gradients, excess)
-    for optimiser in gates:
+    for optimizer in gates:
         if gate is not None:
-            gradients = _gradients(optimiser)
+            gradients = _gradients(optimizer)
             torch._foreach_clamp_min_(gradients, -gate)
             torch._foreach_clamp_max_(gradients, gate)
 
 
-def _gradients(optimiser: torch.optim.Optimizer) -> list[Tensor]:
-    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+def _gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
@@ -165,7 +165,7 @@ class StepContext:
 
     model: nn.Module
     teacher: nn.Module | None
-    optimisers: Optimisers
+    optimizers: Optimizers
     train: Split
     objective: Objective
     schedule: Schedule
@@ -178,7 +178,7 @@ class StepContext:
     @property
     def gate_optimizer(self) -> GateOptimizer | None:
         """What learns the gates to a budget; None where a penalty does, or nothing."""
-        last = self.optimisers[-1]
+        last = self.optimizers[-1]
         return last if isinstance(last, GateOptimizer) else None
 
 
@@ -212,7 +212,7 @@ class EagerStepper:
     def __init__(self, work: StepContext, fabric: Fabric) -> None:
         self._work = work
         self._fabric = fabric
-        self._module, *self._optimisers = fabric.setup(work.model, *work.optimisers)
+        self._module, *self._optimizers = fabric.setup(work.model, *work.optimizers)
         self._order = torch.empty(0, dtype=torch.long)
         self._sums = torch.zeros(2, dtype=torch.float64, device=fabric.device)
 
@@ -238,16 +238,16 @@ class EagerStepper:
     def advance(self, place: int, step: int) -> int:
         """Do the step at a place in the epoch; return how many were done, which is one."""
         work = self._work
-        set_rates_(work.optimisers, work.schedule, step)
+        set_rates_(work.optimizers, work.schedule, step)
         n_processes, rank = self._fabric.world_size, self._fabric.global_rank
         indices = self._order[place * work.batch_size : (place + 1) * work.batch_size]
         parts = indices.tensor_split(work.accumulate * n_processes)[rank::n_processes]
         for number, part in enumerate(parts):
             self._accumulate(part, last=number == len(parts) - 1)
-        clip_gradients_(work.optimisers, work.clip_norm, work.clip_gate)
-        for optimiser in self._optimisers:
-            optimiser.step()
-            optimiser.zero_grad()
+        clip_gradients_(work.optimizers, work.clip_norm, work.clip_gate)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         if work.strengths is not None:
             clip_gates_(work.model)
         return 1

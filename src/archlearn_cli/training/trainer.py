@@ -119,7 +119,7 @@ class TrainingLoop:
         gates = session.work.gate_optimizer
         if gates is None:
             return
-        if not try_shrink_(session.work.model, session.work.optimisers[0], gates=gates):
+        if not try_shrink_(session.work.model, session.work.optimizers[0], gates=gates):
             return
         if session.fabric.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(session.fabric.device)
@@ -197,7 +197,7 @@ class TrainingLoop:
     def _check_loss(self, loss: float) -> None:
         if math.isfinite(loss):
             return
-        rate = self._session.settings.optimiser.learning_rate or 0.0
+        rate = self._session.settings.optimizer.learning_rate or 0.0
         raise RunStoppedError(
             f"the loss became {loss} by step {self.position.step} (epoch "
             f"{self.position.epoch + 1}); the last checkpoint is from before that; with a smaller "
@@ -232,7 +232,7 @@ class TrainingLoop:
         states = _random_states(session)
         self._saved = time.monotonic()
         if session.fabric.is_global_zero:
-            tensors = collect_tensors(session.work.model, session.work.optimisers)
+            tensors = collect_tensors(session.work.model, session.work.optimizers)
             write_checkpoint(session.folder, position, tensors | states)
 
 

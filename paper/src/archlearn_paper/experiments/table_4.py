@@ -22,7 +22,7 @@ from archlearn.serialization import load
 from archlearn_cli.training.settings import (
     GateSettings,
     HardwareSettings,
-    OptimiserSettings,
+    OptimizerSettings,
     RunSettings,
 )
 from archlearn_paper import bounds, recipes, statistics, tables
@@ -262,7 +262,7 @@ def _settings(
         classes=plan.classes,
         resize=plan.side,
         augment="crop-flip",
-        optimiser=OptimiserSettings(
+        optimizer=OptimizerSettings(
             learning_rate=rate, weight_decay=_WEIGHT_DECAY, warmup_epochs=min(1.0, epochs / 10)
         ),
         gates=gates or GateSettings(learn="nothing"),
