@@ -180,7 +180,7 @@ def evaluate_command(
     """
     from archlearn_cli.training.checkpoint import LATEST, PREVIOUS
     from archlearn_cli.training.initial_model import check_fit
-    from archlearn_cli.training.run_directory import REPORT, read_run_settings
+    from archlearn_cli.training.run_directory import REPORT, check_writable, read_run_settings
 
     path = _find_compact(target)
     if target.name in (LATEST, PREVIOUS):
@@ -193,7 +193,7 @@ def evaluate_command(
     settings = read_run_settings(target) if target.is_dir() else RunSettings()
     is_timed = speed and target.is_dir() and data is None
     if is_timed:
-        _check_times_can_be_kept(target)
+        check_writable(target / SPEED, "make it writable, or leave the times out: --no-speed")
     asked = replace(
         settings,
         data=data or settings.data,
@@ -226,19 +226,6 @@ def evaluate_command(
         sys.stdout.write("".join(f"{row}\n" for row in speeds))
         if (target / REPORT).is_file():
             cli.reporting.write_report(target, target / REPORT)
-
-
-def _check_times_can_be_kept(run: Path) -> None:
-    from archlearn_cli.training.run_directory import check_writable
-
-    try:
-        check_writable(run / SPEED)
-    except SettingsError as error:
-        why = getattr(error.__cause__, "strerror", "it is a folder")
-        raise SettingsError(
-            f"cannot keep the times in {run / SPEED} ({why}); make it writable, or leave them out: "
-            "--no-speed"
-        ) from error
 
 
 def _say_score(score: "Score") -> str:

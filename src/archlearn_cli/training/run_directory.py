@@ -234,18 +234,16 @@ def _explaining_full_disks(
         raise kind(f"the disk is full: {why}; {advise()}") from error
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, advice: str = "choose another file with --out") -> None:
     """Refuse a file that is a folder or cannot be written, before anything is done for it."""
     if path.is_dir():
-        raise SettingsError(f"cannot write {path}: it is a folder; name a file in it with --out")
+        raise SettingsError(f"cannot write {path}: it is a folder; {advice}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise SettingsError(
-            f"cannot write {path} ({error.strerror}); choose another file with --out"
-        ) from error
+        raise SettingsError(f"cannot write {path} ({error.strerror}); {advice}") from error
 
 
 @contextmanager
