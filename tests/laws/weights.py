@@ -48,6 +48,8 @@ def gate_weights(net: nn.Module, program: Program) -> nn.Module:
 def trainable(program: Program) -> nn.Module:
     """Return a network in training mode that can be trained on the examples."""
     net = build(program).train()
+    if not any(parameter.requires_grad for parameter in net.parameters()):
+        reject()
     try:
         is_trainable = checking.is_trainable(copy.deepcopy(net), inputs_of(program, 1))
     except ValueError:  # a BatchNorm over a single number

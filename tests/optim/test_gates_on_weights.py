@@ -516,6 +516,9 @@ def test_decisions_compile_nothing_anew() -> None:
 def test_a_copy_of_the_model_has_its_closed_channels_and_learns_on() -> None:
     run = Run().train(end=N_STEPS // 2)
     copied = copy.deepcopy(run.model)
+    assert not any(
+        isinstance(each, Optimizer) for each in leaves(vars(copied.archlearn_gates.hooks))
+    )
     assert al.plan(copied).widths == al.plan(run.model).widths
     optimizer = adamw(copied.parameters())
     gates = al.GateOptimizer(copied, optimizer, total_steps=N_STEPS, budget=BUDGET)

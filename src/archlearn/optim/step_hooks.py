@@ -56,6 +56,10 @@ class StepHooks:
                 self._handles.append(each.register_step_pre_hook(self._call_before))
                 self._handles.append(each.register_step_post_hook(self._call_after))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is called: a copied optimiser has lost its hooks."""
+        return {"_handles": []}
+
     def remove(self) -> None:
         """Take the hooks away."""
         for handle in self._handles:
