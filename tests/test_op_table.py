@@ -47,7 +47,8 @@ def test_every_activation_and_rule_may_stand_in_a_file_or_says_why_not() -> None
     for spec in OPERATIONS:
         held = [call for call in spec.calls if may_stand_in_a_file(call)]
         assert held == ([] if spec.unsaved else list(spec.calls))
-        assert not (spec.unsaved and spec.rule == ACTIVATE)
+        has_gates = spec.calls == ("archlearn.TriState",)
+        assert has_gates or not (spec.unsaved and spec.rule == ACTIVATE)
 
 
 def test_what_a_file_could_hold_it_still_can() -> None:

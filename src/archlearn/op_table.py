@@ -196,8 +196,8 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "nn.Hardshrink F.hardshrink torch.hardshrink",
         "nn.Threshold F.threshold torch.threshold",
         "nn.LogSigmoid F.logsigmoid",
-        "archlearn.TriState",
     ),
+    *_alike(ACTIVATE, "archlearn.TriState", unsaved="it has gates; save the compact model"),
     *_alike(
         ACTIVATE,
         "nn.Sigmoid F.sigmoid torch.sigmoid torch.sigmoid_ Tensor.sigmoid Tensor.sigmoid_",

@@ -9,8 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-import archlearn as al
-
 IMAGES = (2, 3, 8, 8)
 Maker = Callable[[], nn.Module]
 
@@ -170,5 +168,4 @@ NETWORKS: dict[str, tuple[Maker, tuple[int, ...]]] = {
     "many_outputs": (ManyOutputs, (2, 6)),
     "tied": (Tied, (2, 6)),
     "buffered": (Buffered, (2, 6)),
-    "tristate": (sequential(nn.Linear(6, 3), al.TriState(3, nn.GELU("tanh"))), (2, 6)),
 }

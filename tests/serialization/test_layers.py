@@ -81,7 +81,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "UpsamplingBilinear2d": {"scale_factor": 2},
     "UpsamplingNearest2d": {"size": (3, 4)},
     "Upsample": {"scale_factor": 1.5, "mode": "bicubic", "align_corners": True},
-    "TriState": {"n_channels": 4, "activation": nn.Softplus(0.5), "dim": 2},
 }  # fmt: skip
 PADS = ("CircularPad", "ReflectionPad", "ReplicationPad", "ZeroPad")
 

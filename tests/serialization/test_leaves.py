@@ -238,6 +238,9 @@ def test_a_gated_model_is_not_saved(gated: nn.Module, tmp_path: Path) -> None:
     with pytest.raises(al.FileError, match=r"'0' still has gates; put what archlearn.compact"):
         al.save(nn.Sequential(gated), tmp_path / "gated.safetensors")
     assert list(tmp_path.iterdir()) == []
+    by_hand = nn.Sequential(nn.Linear(4, 3), al.TriState(3), nn.Linear(3, 2))
+    with pytest.raises(al.FileError, match=r"'1' is a TriState.*save archlearn.compact\(model\)"):
+        al.save(by_hand, tmp_path / "by_hand.safetensors", torch.zeros(2, 4))
 
 
 class Settings:

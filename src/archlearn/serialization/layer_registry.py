@@ -14,7 +14,6 @@ from torch.nn.utils import parametrizations, parametrize
 
 from archlearn.errors import FileError, InputError, check_kind, first_line
 from archlearn.nn.norms import NarrowedLocalResponseNorm
-from archlearn.nn.tristate_activation import Gate, TriState, state_of
 from archlearn.op_table import saved_calls
 from archlearn.serialization.limits import MAX_NESTING
 from archlearn.serialization.schema import ModuleEntry
@@ -40,7 +39,6 @@ _ARGUMENTS: dict[LayerClass, tuple[str, ...]] = {
     nn.GRU: (*_RECURRENT, "bidirectional"),
     nn.Hardtanh: ("min_val", "max_val", "inplace"),
     nn.Identity: (),
-    TriState: ("n_channels", "activation", "width", "depth", "dim"),
 }
 
 
@@ -83,8 +81,6 @@ def build_layer(kind: str, arguments: Mapping[str, object]) -> nn.Module:
     arguments = _without_norm_bias(known[kind], arguments)
     _check_names(kind, known[kind], arguments)
     values = {name: _decode_argument(kind, name, value) for name, value in arguments.items()}
-    if known[kind] is TriState:
-        values = _prepare_tristate(values)
     try:
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
             return known[kind](**values)
@@ -116,39 +112,9 @@ def _read_argument(module: nn.Module, argument: str) -> object:
     if isinstance(module, nn.PairwiseDistance) and argument == "p":
         return module.norm
     value = getattr(module, argument)
-    if isinstance(module, TriState):
-        return _read_tristate(value)
     if argument == "bias":
         return value is not None and value is not False
     return value
-
-
-def _read_tristate(value: object) -> object:
-    """Return an argument of `TriState`, whose gates are parameters and activation a layer."""
-    if value is None or isinstance(value, nn.Parameter):
-        return state_of(value).value
-    if not isinstance(value, nn.Module):
-        return value
-    kind = name_module(type(value), {})
-    if kind is None or kind in CONTAINERS or next(value.parameters(), None) is not None:
-        raise FileError(
-            f"the activation of a TriState is {type(value).__name__}, which is not one that a "
-            "file may name; use an activation of torch.nn without parameters"
-        )
-    return {"kind": kind, "arguments": read_arguments("activation", value, type(value))}
-
-
-def _prepare_tristate(values: dict[str, object]) -> dict[str, object]:
-    match values:
-        case {
-            "activation": {"kind": str(kind), "arguments": dict(arguments)},
-            "width": str(width),
-            "depth": str(depth),
-        } if {width, depth} <= {gate.value for gate in Gate} and kind != "archlearn.TriState":
-            activation = build_layer(kind, arguments)
-            return {**values, "activation": activation, "width": Gate(width), "depth": Gate(depth)}
-        case _:
-            raise FileError(f"archlearn.TriState does not take the arguments {shorten(values)}")
 
 
 def _without_norm_bias(layer: LayerClass, arguments: Mapping[str, object]) -> Mapping[str, object]:

@@ -16,6 +16,7 @@ from archlearn.analysis.original_channels import write_kept
 from archlearn.errors import FileError, check_kind
 from archlearn.gating.gate_container import CONTAINER, GateContainer
 from archlearn.module_utils import find_tensor
+from archlearn.nn.tristate_activation import TriState
 from archlearn.op_table import ATTRIBUTES
 from archlearn.serialization.file_format import DTYPES, FORMAT, VERSION, write, write_certificate
 from archlearn.serialization.layer_registry import (
@@ -306,6 +307,11 @@ def save(
 def _check_model(model: nn.Module, to: str = "") -> None:
     """Refuse gates, and a `forward` that a file would lose."""
     for name, module in model.named_modules():
+        if isinstance(module, TriState):
+            raise FileError(
+                f"cannot save {type(model).__name__}{to}: {name!r} is a TriState, which still has "
+                "gates; save archlearn.compact(model)"
+            )
         if isinstance(module, GateContainer):
             part = name.removesuffix(CONTAINER).removesuffix(".")
             said = "it still has gates; save archlearn.compact(model)"
