@@ -33,8 +33,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text() and page.name not in NEEDED]
 # On these, networks are trained.
-LONG = {"how-gates-learn", "shrinking", "training-loops", "tutorial-cnn", "tutorial-own-block",
-        "your-own-model"}  # fmt: skip
+LONG = {"how-gates-learn", "own-loop", "shrinking", "training-loops", "tutorial-cnn",
+        "tutorial-own-block", "your-own-model"}  # fmt: skip
 
 
 def blocks(page: Path, *kinds: str) -> list[tuple[str, str]]:
