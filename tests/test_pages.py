@@ -97,7 +97,13 @@ COMMANDS = sorted({line for page in [ROOT / "README.md", *PAGES] for line in com
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_on_the_pages_are_understood(command: str) -> None:
+def test_commands_on_the_pages_are_understood(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)  # files that --config and --resume read
+    for name in ("run.toml", "runs/a/config.toml"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
     _, bound, _ = app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
     assert bound is not None
 

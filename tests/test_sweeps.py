@@ -15,6 +15,9 @@ data = "digits"
 limit = 300
 epochs = 2
 
+[gates]
+learn = "width"
+
 [hardware]
 accelerator = "cpu"
 threads = 1
