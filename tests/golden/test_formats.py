@@ -20,7 +20,8 @@ def test_a_model_that_an_earlier_version_saved_computes_the_same(kind: str) -> N
 def test_a_state_dict_of_an_earlier_version_has_the_same_keys_and_meaning(kind: str) -> None:
     kept = torch.load(FOLDER / f"{kind}.pt", weights_only=True)
     model, _ = make_gated(kind)
-    assert list(model.state_dict()) == list(kept["state"])
+    added = "archlearn_gates.slope"  # since layers become linear by and by
+    assert [key for key in model.state_dict() if key != added] == list(kept["state"])
     model.load_state_dict(kept["state"])
     output = al.compact(model.eval())(kept["input"])
     torch.testing.assert_close(output, kept["output"], rtol=0, atol=1e-10)
