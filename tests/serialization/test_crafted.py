@@ -216,6 +216,24 @@ CRAFTED: dict[str, tuple[Callable[[Json], Any], str]] = {
         "described as 'float64'",
     ),
     "tensor not described": (lambda d: d["tensors"].pop(0), "description differ in"),
+    "container in place of a layer": (
+        lambda d: module(d, "layer").update(kind="torch.nn.Sequential"),
+        "in the layer 'layer': a torch.nn.Sequential takes no 'in_features'",
+    ),
+    "container with the tensors of a layer": (
+        lambda d: module(d, "layer").update(kind="torch.nn.Sequential", arguments={}),
+        "holds the tensor 'layer.weight', which neither the Sequential around it nor a call reads",
+    ),
+    "call of a list": (
+        lambda d: module(d, "layer").update(kind="torch.nn.ModuleList", arguments={}),
+        "call_module 'layer' has the target 'layer', which is not one that a file may name",
+    ),
+    "container with a norm": (
+        lambda d: module(d, "layer").update(
+            kind="container", arguments={}, parametrisations={"weight": {"norm": "weight_norm"}}
+        ),
+        "in the layer 'layer': a container takes no 'weight'",
+    ),
     "negative shape": (lambda d: tensor(d, "scale").update(shape=[-2]), "where a size belongs"),
     "unknown role": (lambda d: tensor(d, "scale").update(role="code"), "'code' where one of"),
 }

@@ -109,6 +109,26 @@ def check_order(
             )
 
 
+def check_containers(root: nn.Module, graphs: Sequence[fx.Graph]) -> None:
+    """Raise if a container of torch's holds a tensor, which it never reads, nor does a call."""
+    read: set[tuple[nn.Module | None, str]] = set()
+    for node in [node for graph in graphs for node in graph.find_nodes(op="get_attr")]:
+        owner, _, name = str(node.target).rpartition(".")
+        read.add((find_part(root, owner), name))
+    hidden = {part for m in root.modules() if is_opaque(m) for part in m.modules()}
+    for path, module in root.named_modules():
+        is_plain = type(module) not in CONTAINERS.values() or type(module) is nn.Module
+        if is_plain or module in hidden:  # what reads those of a leaf is in no graph
+            continue
+        for name in [*module._parameters, *module._buffers]:
+            if (module, name) not in read:
+                label, kind = (f"{path}.{name}" if path else name), type(module).__name__
+                raise FileError(
+                    f"it holds the tensor {shorten(label)}, which neither the {kind} around it nor "
+                    "a call reads"
+                )
+
+
 def check_nesting(root: nn.Module) -> None:
     """Count the names of all modules, shared ones under each, in time linear in the modules."""
     n_names, depth = _measure(root, {}, [])
@@ -174,6 +194,11 @@ def _check_recurrent(description: Description, modules: Mapping[str, type[Any]])
 
 def _build(entry: ModuleEntry, modules: Mapping[str, type[Any]]) -> nn.Module:
     if entry.kind in CONTAINERS:
+        odd = [*entry.arguments, *entry.parametrisations]
+        if odd:
+            raise FileError(
+                f"in the layer {shorten(entry.name)}: a {entry.kind} takes no {shorten(odd[0])}"
+            )
         return CONTAINERS[entry.kind]()
     try:
         if issubclass(modules.get(entry.kind, object), nn.Module):
@@ -301,7 +326,7 @@ def _check_target(entry: NodeEntry, args: tuple[Any, ...], root: nn.Module) -> A
             and len(args) <= 1
         ),
         "output": lambda: target == "output" and len(args) == 1,
-        "call_module": lambda: target != "" and find_part(root, target) is not None,
+        "call_module": lambda: target != "" and _can_be_called(find_part(root, target)),
         "get_attr": lambda: _has_tensor(root, target),
         "call_method": lambda: target in SAVED_METHODS and _starts(args),
     }
@@ -311,6 +336,11 @@ def _check_target(entry: NodeEntry, args: tuple[Any, ...], root: nn.Module) -> A
             "not one that a file may name"
         )
     return target
+
+
+def _can_be_called(part: nn.Module | None) -> bool:
+    """Return whether a call may name a part: lists and dicts of layers have no `forward`."""
+    return part is not None and type(part).forward is not nn.Module.forward
 
 
 def _has_tensor(root: nn.Module, path: str) -> bool:
@@ -373,6 +403,7 @@ def rebuild(description: Description, modules: Mapping[str, type[Any]]) -> nn.Mo
     described = [description.evaluation, description.training_graph]
     graphs = [rebuild_graph(root, each) for each in described if each is not None]
     check_order(root, description.shared_modules, graphs)
+    check_containers(root, graphs)
     if _is_chain(description):
         return root
     name = description.class_name
