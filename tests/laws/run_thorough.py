@@ -29,7 +29,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from benchmarks.circumstances import describe
-from tests.laws import chains, checking
+from tests.laws import chains, checking, weights
 from tests.laws.networks import HEADS, NETWORKS, STREAMS
 from tests.laws.pages import Outcome, write_page
 from tests.laws.programs import gates
@@ -47,6 +47,10 @@ ON_NETWORKS: dict[str, Callable[..., None]] = {
     "penalty": checking.check_penalty,
     "training": checking.check_training,
     "shrink": checking.check_shrink,
+    "weights_open": weights.check_open_is_plain,
+    "weights_closed": weights.check_as_on_activations,
+    "weights_gradients": weights.check_gradients,
+    "weights_unread": weights.check_nothing_closed_is_read,
 }
 ON_CHAINS: dict[str, Callable[..., None]] = {
     "merge": chains.check_merge,
