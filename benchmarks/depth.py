@@ -1,6 +1,6 @@
 """What learning depth by default is worth on networks that are far too deep, beside widths alone.
 
-    python -m benchmarks.depth --out results/depth.jsonl --page results/depth.md --mnist idx:DIR
+    python -m benchmarks.depth --out results/depth.jsonl --page results/depth.md --mnist mnist
 
 Each run is 1,200 steps of AdamW with default settings; `widths` are the same runs with
 `GateSchedule(depth_power=0)`. Rows are appended as they come; a second call makes those that are
@@ -318,7 +318,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/depth.jsonl"))
     parser.add_argument("--page", type=Path, default=Path("results/depth.md"))
-    parser.add_argument("--mnist", default="", help="a data set such as mnist, or idx:DIR")
+    parser.add_argument("--mnist", default="", help="the data set, such as mnist")
     given = parser.parse_args()
     torch.set_num_threads(1)
     measured = describe()

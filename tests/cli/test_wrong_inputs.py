@@ -107,8 +107,14 @@ def test_networks_that_cannot_be_trained_are_refused(
         ("one", "has 1 train examples, and none is left when 1 of them are set apart"),
         ("stray", "to 1000000000; classes are counted from 0 without gaps"),
         ("arrays", "returned ((ndarray, ndarray), (ndarray, ndarray)); return two pairs of tens"),
-        ("imaginary", "the train inputs of 'wrong_inputs:imaginary' are complex"),
-        ("sparse", "the train inputs of 'wrong_inputs:sparse' are torch.sparse_coo; give dense"),
+        (
+            "imaginary",
+            "the train inputs of 'wrong_inputs:imaginary' are torch.strided, torch.complex64; give dense",
+        ),
+        (
+            "sparse",
+            "the train inputs of 'wrong_inputs:sparse' are torch.sparse_coo, torch.float32; give dense",
+        ),
     ],
 )
 def test_data_that_cannot_be_learnt_are_refused(

@@ -153,6 +153,11 @@ def check_split(split: Split, part: str, name: str) -> None:
             "x features or examples x channels x height x width"
         )
     for what, values in (("inputs", split.inputs), ("targets", split.targets)):
+        if values.layout != torch.strided or values.is_complex():
+            raise DataError(
+                f"the {part} {what} of {name!r} are {values.layout}, {values.dtype}; give dense "
+                "tensors of real numbers"
+            )
         if not values.is_floating_point() or bool(torch.isfinite(values.sum())):
             continue
         odd = ~torch.isfinite(values.reshape(len(values), -1)).all(1)
