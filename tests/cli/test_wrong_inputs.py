@@ -109,11 +109,11 @@ def test_networks_that_cannot_be_trained_are_refused(
         ("arrays", "returned ((ndarray, ndarray), (ndarray, ndarray)); return two pairs of tens"),
         (
             "imaginary",
-            "the train inputs of 'wrong_inputs:imaginary' are torch.strided, torch.complex64; give dense",
+            "wrong_inputs:imaginary' are torch.strided, torch.complex64; give dense",
         ),
         (
             "sparse",
-            "the train inputs of 'wrong_inputs:sparse' are torch.sparse_coo, torch.float32; give dense",
+            "wrong_inputs:sparse' are torch.sparse_coo, torch.float32; give dense",
         ),
     ],
 )
