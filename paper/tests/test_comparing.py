@@ -15,7 +15,7 @@ from torch import nn
 
 import archlearn as al
 from archlearn_paper import statistics
-from archlearn_paper.baselines.budget import BudgetError, is_within
+from archlearn_paper.baselines.parameter_budget import BudgetError, is_within
 from archlearn_paper.comparison import find_comparisons, find_methods, make_experiment
 from archlearn_paper.comparison.methods import (
     CALIBRATION_SEED,

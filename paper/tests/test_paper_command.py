@@ -119,7 +119,7 @@ def test_a_page_that_cannot_be_made_is_named_and_the_others_go_on(tmp_path: Path
     words = ["paper", "--all", "--quick", "--data", "diabetes", "--out", "r"]
     code, output = run_here(words, tmp_path)
     assert code == 1
-    assert "page 8 of 9: ablation" in output
+    assert "page 10 of 11: ablation" in output
     assert "table-4 was left out: it needs --images" in output
     assert "ablation, compare-lenet-diabetes could not be made" in output
 

@@ -1,11 +1,9 @@
-"""Turn a `.caffemodel` file into a `state_dict`, without Caffe or protobuf.
+"""Turn a `.caffemodel` file into a `state_dict`, without Caffe.
 
     python -m archlearn_paper.caffe_import net.caffemodel net.safetensors
 
-Only what is there is read: every length is held against the bytes that are left, and nothing
-is allocated on a file's word alone. Fields are numbered as in Caffe's schema. Layers stand in field
-2 of the network in the form that was used until 2014 (BVLC's published models), and in field 100
-since then.
+Layers stand in field 2 of the network in the form that was used until 2014 (BVLC's published
+models), and in field 100 since then.
 
 Caffe feeds blue, green, red from 0 to 255, less a mean of each colour. The first convolution is
 rewritten for red, green, blue with ImageNet's normalisation (`--normalise imagenet`), exactly where
@@ -13,125 +11,67 @@ that layer has no padding. Where BVLC's CaffeNet was trained with a mean image, 
 pixels is used, as Caffe's own examples do for deployment.
 """
 
-import itertools
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.torch
 import torch
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 from torch import Tensor
 
 from archlearn.errors import FileError
-from archlearn.serialization.limits import Limit
 from archlearn_cli.models.pretrained import IMAGENET_MEAN, IMAGENET_STD
 
-# Numbers are packed into one field: real files of a few hundred layers have some 20,000.
-MAX_FIELDS = Limit("MAX_FIELDS", 250_000, "fields", "archlearn_paper.caffe_import")
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-_LONGEST_VARINT = 10
-_FIXED = {FIXED64: 8, FIXED32: 4}
-
-
-Field = tuple[int, int | memoryview]
-"""Number of a field of a message, and its value, or the bytes of its content."""
-
-
-def read_fields(message: memoryview, count: Iterator[int]) -> Iterator[Field]:
-    """Yield the fields of a message in the order they are written in.
-
-    `count` counts those of all messages inside one another, which are at most MAX_FIELDS.
-    """
-    place = 0
-    while place < len(message):
-        MAX_FIELDS.check(next(count))
-        found, place = _read_field(message, place)
-        yield found
-
-
-def _read_field(message: memoryview, start: int) -> tuple[Field, int]:
-    """Return the field that begins at a place, and the place behind it."""
-    tag, place = read_varint(message, start)
-    number, kind = tag >> 3, tag & 7
-    if number == 0:
-        raise FileError("it has a field with the number 0, which no message may have")
-    if kind == VARINT:
-        value, place = read_varint(message, place)
-        return (number, value), place
-    if kind == BYTES:
-        length, place = read_varint(message, place)
-    elif kind in _FIXED:
-        length = _FIXED[kind]
-    else:
-        raise FileError(f"its field {number} is of the kind {kind}, which is not in use")
-    if length > len(message) - place:
-        raise FileError(
-            f"its field {number} promises {length} bytes, but {len(message) - place} are left"
-        )
-    return (number, message[place : place + length]), place + length
-
-
-def read_varint(message: memoryview, place: int) -> tuple[int, int]:
-    """Return the number that begins at a place, and the place behind it."""
-    value = 0
-    for count in range(_LONGEST_VARINT):
-        if place + count >= len(message):
-            raise FileError("it ends inside a number")
-        byte = message[place + count]
-        value |= (byte & 0x7F) << (7 * count)
-        if byte < 0x80:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, place + count + 1
-    raise FileError("it has a number of more than ten bytes")
-
-
-def read_packed(content: memoryview, n_most: int) -> list[int]:
-    """Return the numbers that are packed into a field."""
-    numbers: list[int] = []
-    place = 0
-    while place < len(content):
-        number, place = read_varint(content, place)
-        numbers.append(number)
-        if len(numbers) > n_most:
-            raise FileError(f"a field has more than {n_most} numbers")
-    return numbers
-
-
+_FIELDS = {
+    "Shape": "dim 1 INT64",
+    "Blob": "num 1 INT64, channels 2 INT64, height 3 INT64, width 4 INT64, data 5 FLOAT, "
+    "shape 7 Shape, double_data 8 DOUBLE",
+    "OldLayer": "name 4 STRING, blobs 6 Blob",
+    "Layer": "name 1 STRING, blobs 7 Blob",
+    "Net": "layers 2 OldLayer, layer 100 Layer",
+}
+"""The part of Caffe's schema that is read; every field may be repeated."""
 Blobs = dict[str, tuple[Tensor, ...]]
 
 
-_FORMS = {2: (4, 6), 100: (1, 7)}
-"""The numbers of a layer's name and of its blobs, by the field that the layer is in."""
-_OLD_SIZES = (1, 2, 3, 4)
-_SHAPE, _DATA = 7, {5: "<f4", 8: "<f8"}
-_MOST_DIMENSIONS = 8
+def _make_reader() -> Any:
+    """Return the class of a whole network."""
+    file: Any = descriptor_pb2.FileDescriptorProto(name="caffe.proto", package="caffe")
+    for name, fields in _FIELDS.items():
+        kind = file.message_type.add(name=name)
+        for field, number, of in (each.split() for each in fields.split(", ")):
+            added = kind.field.add(name=field, number=int(number), label=3)
+            if of in _FIELDS:
+                added.type_name = f".caffe.{of}"
+            added.type = getattr(added, f"TYPE_{'MESSAGE' if of in _FIELDS else of}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("caffe.Net"))
 
 
 def read_caffemodel(path: Path) -> Blobs:
     """Return the blobs of every layer that has some, by the layer's name.
 
-    Values are copied into memory of their own, in float32 or float64 as they are in the file. A
-    blob of the old form has four dimensions, leading ones included.
+    A blob of the old form has four dimensions, leading ones included.
     """
+    net, blobs = _make_reader()(), Blobs()
     try:
-        content = memoryview(path.read_bytes())
+        net.ParseFromString(path.read_bytes())
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}; give a .caffemodel file") from error
-    blobs: Blobs = {}
-    count = itertools.count(1)
-    try:
-        for number, part in read_fields(content, count):
-            if number in _FORMS and isinstance(part, memoryview):
-                name, found = _read_layer(count, part, _FORMS[number])
-                if name in blobs and found:
-                    raise FileError(f"two layers have the name {name!r}")
-                if found:
-                    blobs[name] = found
-    except FileError as error:
+    except (message.DecodeError, UnicodeDecodeError) as error:
         raise FileError(
             f"{path} is no Caffe model, or truncated: {error}; fetch it again"
         ) from error
+    for layer in (*net.layers, *net.layer):
+        name = "".join(layer.name)
+        if name in blobs and layer.blobs:
+            raise FileError(f"{path} is no Caffe model: two layers have the name {name!r}")
+        if layer.blobs:
+            blobs[name] = tuple(_read_blob(blob, name, path) for blob in layer.blobs)
     if not blobs:
         raise FileError(
             f"{path} holds no layer with weights; give the .caffemodel, not a .prototxt or a "
@@ -140,44 +80,14 @@ def read_caffemodel(path: Path) -> Blobs:
     return blobs
 
 
-def _read_layer(
-    count: Iterator[int], content: memoryview, form: tuple[int, int]
-) -> tuple[str, tuple[Tensor, ...]]:
-    name, blobs = "", []
-    for number, part in read_fields(content, count):
-        if number == form[0] and isinstance(part, memoryview):
-            name = bytes(part).decode("utf-8", errors="replace")
-        elif number == form[1] and isinstance(part, memoryview):
-            blobs.append(_read_blob(count, part, name))
-    return name, tuple(blobs)
-
-
-def _read_blob(count: Iterator[int], content: memoryview, layer: str) -> Tensor:
-    """Return the numbers of a blob; gradients and what else there may be are passed over."""
-    shape: list[int] = []
-    old_shape: dict[int, int] = {}
-    pieces = [np.zeros(0, np.float32)]
-    for number, part in read_fields(content, count):
-        if isinstance(part, int):
-            old_shape[number] = part
-        elif number == _SHAPE:
-            for inner, sizes in read_fields(part, count):
-                if inner == 1:
-                    one = isinstance(sizes, int)
-                    shape += [sizes] if one else read_packed(sizes, _MOST_DIMENSIONS)
-        elif number in _DATA:
-            dtype = np.dtype(_DATA[number])
-            if len(part) % dtype.itemsize:
-                raise FileError(f"{len(part)} bytes are no whole number of values")
-            pieces.append(np.frombuffer(part, dtype))
-    shape = shape or [old_shape[n] for n in _OLD_SIZES if n in old_shape]
-    values = np.concatenate(pieces)
-    # Beside a size of 0 any other would pass, even one that no tensor can have.
-    impossible = max(shape, default=0) > max(1, len(values))
-    if impossible or len(shape) > _MOST_DIMENSIONS or math.prod(shape) != len(values):
+def _read_blob(blob: Any, layer: str, path: Path) -> Tensor:
+    values = np.array(blob.data, np.float32) if blob.data else np.array(blob.double_data)
+    old = [*blob.num, *blob.channels, *blob.height, *blob.width]
+    shape = [size for shape in blob.shape for size in shape.dim] or old
+    if min(shape, default=1) < 0 or len(shape) > 8 or not 0 < len(values) == math.prod(shape):
         raise FileError(
-            f"a blob of the layer {layer!r} has the shape {shape[:_MOST_DIMENSIONS]} but "
-            f"{len(values)} values"
+            f"{path} is no Caffe model, or truncated: a blob of the layer {layer!r} has the shape "
+            f"{shape[:8]} but {len(values)} values; fetch it again"
         )
     return torch.from_numpy(values).reshape(shape)
 

@@ -11,13 +11,7 @@ from pathlib import Path
 import torch
 
 from archlearn.errors import ArchlearnError, RunInterruptedError, SettingsError
-from archlearn_paper.comparison import (
-    choose_setup,
-    find_comparisons,
-    find_methods,
-    make_experiment,
-    name_comparison,
-)
+from archlearn_paper import comparison
 from archlearn_paper.comparison.methods import ComparisonSetup, Method, check_setup
 from archlearn_paper.experiment import FULL, QUICK, Experiment, Scale, parse_seeds
 from archlearn_paper.experiments import TITLES, find_experiment
@@ -82,8 +76,8 @@ def make_comparison(asked: PageOptions, setup: ComparisonSetup, methods: Sequenc
     """
     if not asked.draw:
         return _run(request_comparison(asked, setup, methods))
-    name = name_comparison(setup.model, setup.scale.data)
-    found = {e.name: (e, results) for e, results in find_comparisons(asked.folder)}
+    name = comparison.name_comparison(setup.model, setup.scale.data)
+    found = {e.name: (e, results) for e, results in comparison.find_comparisons(asked.folder)}
     if name not in found:
         raise SettingsError(
             f"there are no finished results of {name} in {asked.folder}; run the command without "
@@ -126,7 +120,7 @@ def make_all(asked: PageOptions, images: str | None) -> None:
 def find_results(folder: Path) -> list[ResultsFound]:
     """Return all experiments with what is there of their results, and the finished comparisons."""
     named = [(find_experiment(name), read_results(folder, name)) for name in TITLES]
-    return [*named, *find_comparisons(folder)]
+    return [*named, *comparison.find_comparisons(folder)]
 
 
 def _list_pages(asked: PageOptions, images: str | None) -> dict[str, Callable[[], bool]]:
@@ -137,9 +131,11 @@ def _list_pages(asked: PageOptions, images: str | None) -> dict[str, Callable[[]
         if own.data:
             pages[name] = partial(make_page, own, name)
     for data in dict.fromkeys((asked.data, "fashion-mnist") if not asked.quick else (asked.data,)):
-        setup = choose_setup(model="lenet", data=data, quick=asked.quick, seeds=asked.seeds)
-        name = name_comparison("lenet", data)
-        pages[name] = partial(make_comparison, asked, setup, find_methods(None))
+        setup = comparison.choose_setup(
+            model="lenet", data=data, quick=asked.quick, seeds=asked.seeds
+        )
+        name = comparison.name_comparison("lenet", data)
+        pages[name] = partial(make_comparison, asked, setup, comparison.find_methods(None))
     return pages
 
 
@@ -190,7 +186,7 @@ def request_comparison(
 ) -> RunRequest:
     """Return what a comparison of some methods asks for."""
     check_setup(setup)
-    experiment = make_experiment(setup.model, setup.scale.data, setup.budgets, methods)
+    experiment = comparison.make_experiment(setup.model, setup.scale.data, setup.budgets, methods)
     return request_runs(asked, experiment, setup.scale)
 
 

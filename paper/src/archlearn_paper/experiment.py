@@ -1,7 +1,7 @@
 """An experiment as data: stages of runs, rows of results, checks, tables."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -224,7 +224,7 @@ Stage = Callable[[Scale, Sequence[FinishedRun]], Sequence[Run]]
 Derived = Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Experiment:
     """One table or figure.
 
@@ -241,12 +241,13 @@ class Experiment:
         n_seeds: Seeds of the full version, from 0 on; fixed before any of them was run.
     """
 
-    name: str = ""
-    title: str = ""
     stages: tuple[Stage, ...]
     derive: Callable[[Sequence[Row]], dict[str, Any]]
     check: Callable[[Derived], list[Check]]
     tabulate: Callable[[Derived], list[pd.DataFrame]]
+    _: KW_ONLY
+    name: str = ""
+    title: str = ""
     measure: Callable[[Scale, FinishedRun], dict[str, Any]] | None = None
     extra: Stage | None = None
     version: int = 1

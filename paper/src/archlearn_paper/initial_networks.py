@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from archlearn.serialization import load, save
-from archlearn_paper.baselines.budget import BudgetError
+from archlearn_paper.baselines.parameter_budget import BudgetError
 from archlearn_paper.experiment import MissingModelError, Origin, Run
 
 MOST_WORKERS, LEFT_ALONE = 14, 2

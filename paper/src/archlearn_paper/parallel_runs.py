@@ -34,12 +34,7 @@ from archlearn_cli.training.objectives import in_format_of
 from archlearn_cli.training.run_setup import Session, open_session, set_layout_
 from archlearn_cli.training.settings import to_table
 from archlearn_cli.training.train_step import has_gates
-from archlearn_paper.evaluation import (
-    find_dataset,
-    measure_scores,
-    measure_sizes,
-    widths_of,
-)
+from archlearn_paper import evaluation
 from archlearn_paper.experiment import Row, Run
 
 SIDE_BY_SIDE = 16
@@ -92,7 +87,7 @@ def train_side_by_side(
 
 
 def _count_epochs(run: Run, fabric: Fabric) -> int:
-    n_train = len(find_dataset(run.settings, fabric.device).train)
+    n_train = len(evaluation.find_dataset(run.settings, fabric.device).train)
     epochs = derive_sizes(run.settings, n_train, run.settings.hardware.accumulate).epochs
     assert epochs is not None
     return epochs
@@ -203,7 +198,7 @@ def _compact_and_continue(active: _ActiveRun, epoch: int, fabric: Fabric) -> _Ac
 
 
 def _prepare_run(run: Run, fabric: Fabric) -> _ActiveRun:
-    dataset = find_dataset(run.settings, fabric.device)
+    dataset = evaluation.find_dataset(run.settings, fabric.device)
     session = open_session(run.settings, _NOWHERE, fabric, dataset, run.network)
     stepper, n_epochs = session.stepper, session.n_epochs
     captured = isinstance(stepper, CapturedStepper)
@@ -233,7 +228,7 @@ def _summarise(active: _ActiveRun, last: Session, seconds: float) -> Outcome:
     its certificate says. `last` trained the compact network to the end, or is the run's own.
     """
     session, small = active.session, _compact_trained(last)
-    architecture = "-".join(map(str, widths_of(session.work.model).values()))
+    architecture = "-".join(map(str, evaluation.widths_of(session.work.model).values()))
     if has_gates(session.work.model):
         gated = copy.deepcopy(session.work.model).cpu()
         example, pay = in_format_of(gated, session.example), session.settings.strengths.pay
@@ -246,8 +241,8 @@ def _summarise(active: _ActiveRun, last: Session, seconds: float) -> Outcome:
         epochs=session.n_epochs,
         seconds=round(seconds, 3),
         history=_describe_gates(active),
-        **measure_scores(last.work.model, session.dataset, session.work.objective),
-        **measure_sizes(small, session.example),
+        **evaluation.measure_scores(last.work.model, session.dataset, session.work.objective),
+        **evaluation.measure_sizes(small, session.example),
     )
     return Outcome(row=row, model=small)
 

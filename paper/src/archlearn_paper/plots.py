@@ -1,6 +1,6 @@
 """The figure of each experiment, drawn with matplotlib from its derived numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from archlearn_cli.reporting.figures import (
-    DASHES,
-    GRID,
-    INK,
-    MUTED,
-    SERIES,
-    tick_logarithmic_,
-)
+from archlearn_cli.reporting import figures
 from archlearn_cli.reporting.formatting import format_short_count
 
 WIDTH = 6.9
@@ -37,29 +30,31 @@ def new_panels(
     n_columns = n_panels // n_rows
     panels = [figure.add_subplot(n_rows, n_columns, place + 1) for place in range(n_panels)]
     for axes in panels:
-        axes.tick_params(colors=INK.light, labelsize=_FONT_SIZE, length=3, color=MUTED.light)
+        axes.tick_params(
+            colors=figures.INK.light, labelsize=_FONT_SIZE, length=3, color=figures.MUTED.light
+        )
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         for side in ("left", "bottom"):
-            axes.spines[side].set_color(MUTED.light)
-        axes.grid(visible=True, color=GRID.light, linewidth=0.6)
+            axes.spines[side].set_color(figures.MUTED.light)
+        axes.grid(visible=True, color=figures.GRID.light, linewidth=0.6)
         axes.set_axisbelow(True)
     return figure, panels
 
 
 def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
     """Write what runs along the axes, and what the panel shows."""
-    axes.set_xlabel(x, color=INK.light, fontsize=_FONT_SIZE)
-    axes.set_ylabel(y, color=INK.light, fontsize=_FONT_SIZE)
+    axes.set_xlabel(x, color=figures.INK.light, fontsize=_FONT_SIZE)
+    axes.set_ylabel(y, color=figures.INK.light, fontsize=_FONT_SIZE)
     if title:
-        axes.set_title(title, loc="left", color=INK.light, fontsize=_FONT_SIZE + 0.5)
+        axes.set_title(title, loc="left", color=figures.INK.light, fontsize=_FONT_SIZE + 0.5)
 
 
 def style_of(place: int) -> dict[str, Any]:
     """Return colour, dashes and marker of a series: any one of them tells it from the others."""
     return {
-        "color": SERIES[place % len(SERIES)].light,
-        "linestyle": DASHES[place % len(DASHES)],
+        "color": figures.SERIES[place % len(figures.SERIES)].light,
+        "linestyle": figures.DASHES[place % len(figures.DASHES)],
         "marker": MARKERS[place % len(MARKERS)],
     }
 
@@ -69,7 +64,12 @@ def draw_band(
 ) -> None:
     """Draw where the seeds of a series lie."""
     axes.fill_between(
-        x, low, high, color=SERIES[place % len(SERIES)].light, alpha=0.18, linewidth=0
+        x,
+        low,
+        high,
+        color=figures.SERIES[place % len(figures.SERIES)].light,
+        alpha=0.18,
+        linewidth=0,
     )
 
 
@@ -96,7 +96,7 @@ def mark_paper(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:
         linestyle="none",
         marker=PAPER_MARKER,
         markersize=7,
-        color=INK.light,
+        color=figures.INK.light,
         markeredgecolor="white",
         markeredgewidth=0.6,
         label="paper",
@@ -117,13 +117,24 @@ def write_beside(axes: Axes, x: float, y: float, text: str, **options: Any) -> N
         "xytext": (5, 4),
         "textcoords": "offset points",
         "fontsize": _FONT_SIZE - 1,
-        "color": INK.light,
+        "color": figures.INK.light,
         **options,
     }
     axes.annotate(text, (x, y), **settings)
 
 
 FigureNumbers = Mapping[str, Any]
+
+
+def draw_figure_1b(derived: FigureNumbers) -> Figure:
+    """Draw the regularisers over a gate."""
+    figure, (axes,) = new_panels(1)
+    for place, (name, values) in enumerate(derived["curves"].items()):
+        style: dict[str, Any] = style_of(place) | {"marker": ""}
+        axes.plot(derived["w"], values, linewidth=1.6, label=name, **style)
+    name_axes(axes, "gate w", "regulariser, λ1 = 1")
+    add_legend(axes, loc="upper left")
+    return figure
 
 
 def draw_figure_3a(derived: FigureNumbers) -> Figure:
@@ -155,7 +166,9 @@ def _draw_pairs(axes: Axes, pairs: Sequence[Mapping[str, Any]], name: str, stren
         axes.plot(pair["steps"], pair["mean"], linewidth=1.6, label=label, **style)
         draw_band(axes, pair["steps"], pair["least"], pair["most"], place)
     axes.set_yscale("log")
-    tick_logarithmic_(axes.yaxis, [max(1, width) for pair in pairs for width in pair["least"]])
+    figures.tick_logarithmic_(
+        axes.yaxis, [max(1, width) for pair in pairs for width in pair["least"]]
+    )
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: format_short_count(count)))
     add_legend(axes)
@@ -314,12 +327,12 @@ def _mark_points_(axes: Axes, paper: Sequence[Mapping[str, Any]]) -> None:
     for point in paper:
         place = (5, -11) if point["row"].startswith(("SVD", "AL3")) else (5, 4)
         x, y = point["parameters"], point["accuracy"]
-        write_beside(axes, x, y, point["row"], color=MUTED.light, xytext=place)
+        write_beside(axes, x, y, point["row"], color=figures.MUTED.light, xytext=place)
 
 
 def _finish_(axes: Axes, counts: Sequence[float]) -> None:
     axes.set_xscale("log")
-    tick_logarithmic_(axes.xaxis, counts)
+    figures.tick_logarithmic_(axes.xaxis, counts)
     axes.margins(x=0.12, y=0.08)
     name_axes(axes, "parameters (logarithmic)", "test accuracy, %")
     add_legend(axes, loc="lower right")
@@ -349,9 +362,11 @@ def draw_table_4(derived: FigureNumbers) -> Figure:
             write_beside(axes, x, y, name, xytext=(6, -12 if name in _BELOW else 4))
     for name, row in derived["rows"].items():
         if name.startswith(_WHOLE):
-            axes.axhline(row["accuracy"]["mean"], color=MUTED.light, linewidth=0.8, zorder=0)
+            axes.axhline(
+                row["accuracy"]["mean"], color=figures.MUTED.light, linewidth=0.8, zorder=0
+            )
     axes.set_xscale("log")
-    tick_logarithmic_(axes.xaxis, [row["parameters"]["mean"] for row in rows.values()])
+    figures.tick_logarithmic_(axes.xaxis, [row["parameters"]["mean"] for row in rows.values()])
     axes.margins(x=0.16, y=0.1)
     name_axes(axes, "parameters (logarithmic)", "accuracy on Tiny-ImageNet, %")
     add_legend(axes, loc="lower right", title="lines: the reference, and trained further")
@@ -431,7 +446,7 @@ def draw_comparison(derived: FigureNumbers) -> Figure:
     budgets = [int(budget) for budget in derived["ranks"]]
     axes.set_xticks(budgets, [format_short_count(budget) for budget in budgets], minor=False)
     axes.xaxis.set_minor_locator(NullLocator())
-    tick_logarithmic_(axes.yaxis, shown)
+    figures.tick_logarithmic_(axes.yaxis, shown)
     name_axes(axes, "parameters (logarithmic)", "test error, % (logarithmic)")
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=_FONT_SIZE - 1.5)
     return figure
@@ -451,16 +466,10 @@ def _find_bars(points: Sequence[FigureNumbers], most: float) -> tuple[list[float
     return [min(b, e - _LEAST_ERROR) for b, e in zip(bars, errors, strict=True)], bars
 
 
-DRAWINGS = {
-    "table-1": draw_table_1,
-    "table-2": draw_table_2,
-    "figure-3a": draw_figure_3a,
-    "figure-3b": draw_figure_3b,
-    "table-3": draw_table_3,
-    "table-4": draw_table_4,
-    "figure-4": draw_figure_4,
-    "properties": draw_properties,
-}
+def find_drawing(name: str) -> Callable[[FigureNumbers], Figure] | None:
+    """Return the function that draws an experiment: `draw_table_1` of table-1; None without one."""
+    kind = "comparison" if name.startswith("compare-") else name.replace("-", "_")
+    return globals().get(f"draw_{kind}")
 
 
 def write_figure(name: str, derived: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -468,7 +477,7 @@ def write_figure(name: str, derived: Mapping[str, Any], folder: Path) -> list[Pa
 
     An experiment without a drawing has none. The same figure always gives the same SVG.
     """
-    draw = draw_comparison if name.startswith("compare-") else DRAWINGS.get(name)
+    draw = find_drawing(name)
     if draw is None:
         return []
     figure, paths = draw(derived), [folder / f"{name}.svg", folder / f"{name}.png"]

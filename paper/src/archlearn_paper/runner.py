@@ -19,9 +19,9 @@ from archlearn_cli.data.dataset_registry import load_examples
 from archlearn_cli.training.hardware import describe_hardware, describe_versions, start_fabric
 from archlearn_cli.training.run_directory import check_writable
 from archlearn_cli.training.settings import HardwareSettings
+from archlearn_paper import results
 from archlearn_paper.evaluation import evaluate_run
 from archlearn_paper.experiment import (
-    QUICK,
     Experiment,
     FinishedRun,
     MissingModelError,
@@ -33,14 +33,6 @@ from archlearn_paper.experiment import (
 )
 from archlearn_paper.initial_networks import start_runs
 from archlearn_paper.parallel_runs import SIDE_BY_SIDE, train_side_by_side
-from archlearn_paper.results import (
-    Results,
-    find_commit,
-    model_path,
-    read_results,
-    results_path,
-    write_results,
-)
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -106,20 +98,22 @@ def check_earlier(request: RunRequest) -> None:
     The full version may take the place of a quick one.
     """
     for unfinished in (False, True):
-        before = read_results(request.folder, request.experiment.name, unfinished=unfinished)
-        if before is None or request.force or _continues(request, before):
+        before = results.read_results(
+            request.folder, request.experiment.name, unfinished=unfinished
+        )
+        may_go = request.force or (before and before.quick and request.scale.name != "quick")
+        if before is None or may_go or _continues(request, before):
             continue
-        if before.quick and request.scale.name != QUICK.name:
-            continue
+        name = request.experiment.name
         raise SettingsError(
-            f"{results_path(request.folder, request.experiment.name, unfinished=unfinished)} holds "
+            f"{results.results_path(request.folder, name, unfinished=unfinished)} holds "
             f"results of version {before.version} at {_name_scale(before.scale)}, and version "
             f"{request.experiment.version} at {_name_scale(asdict(request.scale))} was asked for; "
             "choose another folder with --out, or replace them with --force"
         )
 
 
-def _continues(request: RunRequest, before: Results) -> bool:
+def _continues(request: RunRequest, before: results.Results) -> bool:
     """Return whether the rows of earlier results are those that are asked for now."""
     held, asked = (
         {name: value for name, value in scale.items() if name != "seeds"}
@@ -133,7 +127,7 @@ def _name_scale(scale: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {scale.get(name)}" for name in ("name", "data", "epochs", "limit"))
 
 
-def run_stages(request: RunRequest, callback: ProgressLines) -> Results | None:
+def run_stages(request: RunRequest, callback: ProgressLines) -> results.Results | None:
     """Make all runs that are missing and return the results, which are on the disk by then.
 
     Every finished run is written down at once, so that an interrupted experiment goes on where
@@ -143,7 +137,7 @@ def run_stages(request: RunRequest, callback: ProgressLines) -> Results | None:
     or some of them were not to be made.
     """
     check_earlier(request)
-    check_writable(results_path(request.folder, request.experiment.name))
+    check_writable(results.results_path(request.folder, request.experiment.name))
     try:
         return _StageRunner(request, callback).run()
     except KeyboardInterrupt as error:
@@ -159,11 +153,13 @@ class _StageRunner:
     def __init__(self, request: RunRequest, callback: ProgressLines) -> None:
         self._request = request
         self._callback = callback
-        self._commit = find_commit()
+        self._commit = results.find_commit()
         self._done: list[FinishedRun] = []
         self._lost: set[RunKey] = set()
         name = request.experiment.name
-        files = [read_results(request.folder, name, unfinished=each) for each in (False, True)]
+        files = [
+            results.read_results(request.folder, name, unfinished=each) for each in (False, True)
+        ]
         whole, part = (file if file and _continues(request, file) else None for file in files)
         rows = [row for file in (whole, part) if file for row in file.rows]
         self._known = {row.key: self._finish(row) for row in rows}
@@ -174,7 +170,7 @@ class _StageRunner:
         # Asked once: it takes longer than writing results does.
         self._hardware = describe_hardware(start_fabric(settings), settings.precision)
 
-    def run(self) -> Results | None:
+    def run(self) -> results.Results | None:
         """Carry out all stages; None if some runs are left for another time."""
         experiment, whole = self._request.experiment, None
         while whole is None:
@@ -193,11 +189,11 @@ class _StageRunner:
         # What is there of other seeds and rows stays, behind those that were asked for.
         rows = list(({done.row.key: done for done in self._done} | self._known).values())
         derived = experiment.derive([done.row for done in rows])
-        results = replace(self._results([done.row for done in rows]), derived=derived)
+        complete = replace(self._results([done.row for done in rows]), derived=derived)
         folder = self._request.folder
-        write_results(folder, results)
-        results_path(folder, experiment.name, unfinished=True).unlink(missing_ok=True)
-        return results
+        results.write_results(folder, complete)
+        results.results_path(folder, experiment.name, unfinished=True).unlink(missing_ok=True)
+        return complete
 
     def _carry_out(self, stage: Stage) -> bool:
         """Make the runs of a stage that are missing; return whether all of them are there."""
@@ -272,13 +268,13 @@ class _StageRunner:
 
     def _finish(self, row: Row) -> FinishedRun:
         request = self._request
-        path = model_path(request.folder, request.experiment.name, row.row, row.seed)
+        path = results.model_path(request.folder, request.experiment.name, row.row, row.seed)
         return FinishedRun(row=row, path=path)
 
     def _write_down(self, done: FinishedRun) -> None:
         self._known[done.row.key] = done
         self._unfinished[done.row.key] = done.row
-        write_results(self._request.folder, self._results(list(self._unfinished.values())))
+        results.write_results(self._request.folder, self._results(list(self._unfinished.values())))
 
     def _measure(self, done: FinishedRun) -> FinishedRun:
         measure = self._request.experiment.measure
@@ -289,10 +285,10 @@ class _StageRunner:
         self._write_down(measured)
         return measured
 
-    def _results(self, rows: Sequence[Row]) -> Results:
+    def _results(self, rows: Sequence[Row]) -> results.Results:
         request = self._request
         times = {(row.seconds, row.epochs) for row in rows}
-        return Results(
+        return results.Results(
             experiment=request.experiment.name,
             command=request.command,
             date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),

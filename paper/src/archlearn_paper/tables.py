@@ -42,12 +42,7 @@ def write_counts(spread: Mapping[str, Any] | None) -> str:
 
 def write_number(value: float | None, digits: int = 2) -> str:
     """Write a number of the paper; a dash where it has none."""
-    return NOTHING if value is None else f"{value:.{digits}f}"
-
-
-def write_count(value: float | None) -> str:
-    """Write a whole number with its thousands grouped; a dash where there is none."""
-    return NOTHING if value is None else f"{value:,.0f}"
+    return NOTHING if value is None else f"{value:,.{digits}f}"
 
 
 Table = pd.DataFrame
@@ -126,6 +121,8 @@ def _write_range(numbers: Iterable[int]) -> str:
 
 def describe_circumstances(results: Results) -> str:
     """Return how the results were made."""
+    if not results.rows:
+        return f"Made by {_name_command(results)}."
     seeds = ", ".join(str(seed) for seed in sorted({row.seed for row in results.rows}))
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     digests = " The JSON beside holds the SHA-256 digest of the file of every network."
@@ -142,16 +139,11 @@ def describe_circumstances(results: Results) -> str:
 
 
 def _name_command(results: Results) -> str:
-    """Return the command that made results, or for those of before it the one that does today."""
-    if results.command.startswith("archlearn "):
-        return f"`{results.command}`"
-    name = results.experiment
-    today = (
-        f"compare --data {results.scale['data']}"
-        if name.startswith("compare-")
-        else f"paper {name}"
-    )
-    return f"an earlier command line (today `archlearn {today}`)"
+    """Return the command that makes such results today; the JSON has the one that made these."""
+    if results.experiment.startswith("compare-"):
+        return f"`archlearn compare --data {results.scale['data']}`"
+    images = " --data tiny-imagenet:DIR" * str(results.scale["data"]).startswith("tiny-imagenet")
+    return f"`archlearn paper {results.experiment}{images}`"
 
 
 def compose_body(
@@ -161,8 +153,9 @@ def compose_body(
 
     What a person has to say of it, `NAME.notes.md` beside the results, comes last.
     """
-    missing = results.derived.get("missing")
-    parts = [f"Not made yet: {_write_missing(missing)}."] if missing else []
+    missing = results.derived.get("missing", {}).items()
+    rows = "; ".join(f"{row}, seeds {', '.join(map(str, seeds))}" for row, seeds in missing)
+    parts = [f"Not made yet: {rows}."] if rows else []
     if (folder / f"{experiment.name}.svg").is_file():
         parts.append(f"![{experiment.title}]({figure})")
     parts += [write_markdown(table) for table in experiment.tabulate(results.derived)]
@@ -174,10 +167,6 @@ def compose_body(
     if notes.is_file():
         parts.append(notes.read_text(encoding="utf-8").strip())
     return parts
-
-
-def _write_missing(missing: Mapping[str, Sequence[int]]) -> str:
-    return "; ".join(f"{row}, seeds {', '.join(map(str, s))}" for row, s in missing.items())
 
 
 def write_page(experiment: Experiment, results: Results, folder: Path) -> Path:

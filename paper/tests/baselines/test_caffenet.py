@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
 from archlearn_paper.baselines.learnt_diagonals import (
     add_diagonals,
@@ -15,6 +14,7 @@ from archlearn_paper.baselines.learnt_diagonals import (
     scaled_layers,
 )
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
+from archlearn_paper.baselines.parameter_budget import is_within
 from archlearn_paper.baselines.svd import factorise, quarter_ranks, reduce_by_svd
 from archlearn_paper.baselines.torch_pruning_methods import (
     learn_sparse_groups,

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn_cli.models import LeNet
-from archlearn_paper.baselines.budget import BudgetError, is_within
 from archlearn_paper.baselines.fastfood import (
     Fastfood,
     choose_features,
@@ -18,6 +17,7 @@ from archlearn_paper.baselines.fastfood import (
     replace_by_fastfood,
     transform,
 )
+from archlearn_paper.baselines.parameter_budget import BudgetError, is_within
 
 DIGITS = torch.zeros(2, 1, 28, 28)
 

@@ -9,7 +9,6 @@ from torch import nn
 
 import archlearn as al
 from archlearn_cli.models import ConvNet, LeNet
-from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.learnt_diagonals import (
     Scaled,
     add_diagonals,
@@ -19,6 +18,7 @@ from archlearn_paper.baselines.learnt_diagonals import (
     scaled_layers,
     writers,
 )
+from archlearn_paper.baselines.parameter_budget import is_within
 
 DIGITS = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 

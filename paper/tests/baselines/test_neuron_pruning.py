@@ -6,8 +6,8 @@ from torch import nn
 
 import archlearn as al
 from archlearn_cli.models import LeNet
-from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.neuron_pruning import Neurons, reduce_by_merging
+from archlearn_paper.baselines.parameter_budget import is_within
 
 DIGITS = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import archlearn as al
 from archlearn_cli.models import LeNet
-from archlearn_paper.baselines.budget import BudgetError, is_within
+from archlearn_paper.baselines.parameter_budget import BudgetError, is_within
 from archlearn_paper.baselines.svd import (
     choose_ranks,
     count_factorised,

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn_cli.models import LeNet
-from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.learnt_diagonals import Penalised
+from archlearn_paper.baselines.parameter_budget import is_within
 from archlearn_paper.baselines.torch_pruning_methods import (
     STRENGTH,
     GroupPenalty,

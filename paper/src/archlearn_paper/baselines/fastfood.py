@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from archlearn_paper.baselines.budget import BUDGET_TOLERANCE, BudgetError
+from archlearn_paper.baselines.parameter_budget import BUDGET_TOLERANCE, BudgetError
 
 
 def transform(x: Tensor, size: int) -> Tensor:

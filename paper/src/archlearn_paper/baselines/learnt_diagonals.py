@@ -21,12 +21,7 @@ from torch import Tensor, fx, nn
 
 from archlearn.errors import InputError
 from archlearn.gating.parameters import width_gates
-from archlearn_paper.baselines.budget import (
-    ParameterCounts,
-    find_slices,
-    gate_widths,
-    prune_to_budget,
-)
+from archlearn_paper.baselines import parameter_budget
 
 Penalty = Literal["l1", "l0"]
 LOWEST, HIGHEST, TEMPERATURE = -0.1, 1.1, 2 / 3
@@ -189,13 +184,13 @@ def reduce_by_diagonals(network: nn.Module, example: Tensor, budget: int) -> nn.
     """
     found = scaled_layers(network)
     plain = fold_diagonals(network)
-    gated = gate_widths(plain, example)
+    gated = parameter_budget.gate_widths(plain, example)
     gates = width_gates(gated)
     harms = {
         group: _largest(found[layer].importance(), gate, len(gates[group]))
         for group, (layer, gate) in writers(plain, example).items()
     }
-    return prune_to_budget(gated, harms, budget)
+    return parameter_budget.prune_to_budget(gated, harms, budget)
 
 
 @torch.no_grad()
@@ -203,22 +198,22 @@ def count_left(network: nn.Module, example: Tensor) -> int:
     """Return the parameters that a network with diagonals has without the neurons at factor 0."""
     settled = copy.deepcopy(network).eval()
     found, plain = scaled_layers(settled), fold_diagonals(settled)
-    gated = gate_widths(plain, example)
+    gated = parameter_budget.gate_widths(plain, example)
     gates, kept = width_gates(gated), list[int]()
     for group, (layer, gate) in writers(plain, example).items():
         factors = _largest(found[layer].factors().abs(), gate, len(gates[group]))
         kept.append(max(1, int((factors > 0).sum())))
-    return ParameterCounts(gated).parameters(kept)
+    return parameter_budget.ParameterCounts(gated).parameters(kept)
 
 
 def writers(model: nn.Module, example: Tensor) -> dict[str, tuple[str, Tensor]]:
     """Return what writes each group of channels last, and the gate of each of its rows."""
-    gated = gate_widths(model, example)
+    gated = parameter_budget.gate_widths(model, example)
     found: dict[str, tuple[str, Tensor]] = {}
     for group in width_gates(gated):
         rows = {
             each.name.removesuffix(".weight"): each.channel
-            for each in find_slices(gated, group)
+            for each in parameter_budget.find_slices(gated, group)
             if each.dim == 0 and each.name.endswith(".weight")
         }
         norms = [n for n in rows if isinstance(model.get_submodule(n), _NORMS)]

@@ -17,13 +17,7 @@ from torch import Tensor, nn
 from archlearn.errors import InputError
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
-from archlearn_paper.baselines.budget import (
-    GroupSlice,
-    ParameterCounts,
-    find_slices,
-    gate_widths,
-    prune_until_budget,
-)
+from archlearn_paper.baselines import parameter_budget
 
 
 class Neurons:
@@ -76,14 +70,16 @@ def reduce_by_merging(model: nn.Module, example: Tensor, budget: int) -> nn.Modu
     Over all layers, the next merge is the one whose saliency, as a part of what its layer says to
     the next, is least.
     """
-    gated = gate_widths(model, example)
+    gated = parameter_budget.gate_widths(model, example)
     layers = {name: _neurons(gated, name) for name in width_gates(gated)}
-    prune_until_budget(ParameterCounts(gated), list(layers.values()), budget)
+    parameter_budget.prune_until_budget(
+        parameter_budget.ParameterCounts(gated), list(layers.values()), budget
+    )
     return _carry_out(gated, layers)
 
 
 def _neurons(gated: nn.Module, group: str) -> Neurons:
-    slices = find_slices(gated, group)
+    slices = parameter_budget.find_slices(gated, group)
     rows, columns = ([_by_neuron(each) for each in slices if each.dim == dim] for dim in (0, 1))
     if not rows or not columns:
         raise InputError(
@@ -93,7 +89,7 @@ def _neurons(gated: nn.Module, group: str) -> Neurons:
     return Neurons(torch.cat(rows, 1), torch.cat(columns, 1))
 
 
-def _by_neuron(found: GroupSlice) -> Tensor:
+def _by_neuron(found: parameter_budget.GroupSlice) -> Tensor:
     """Return one row a neuron: all that a tensor holds for it along a dimension."""
     lines = found.tensor.detach().movedim(found.dim, 0)
     n_neurons = int(found.channel.max()) + 1
@@ -105,7 +101,7 @@ def _carry_out(gated: nn.Module, layers: Mapping[str, Neurons]) -> nn.Module:
     gates = width_gates(gated)
     for name, neurons in layers.items():
         start = 0
-        for column in (each for each in find_slices(gated, name) if each.dim == 1):
+        for column in (each for each in parameter_budget.find_slices(gated, name) if each.dim == 1):
             size = column.tensor.numel() // len(neurons.outgoing)
             _write(column, neurons.outgoing[:, start : start + size])
             start += size
@@ -113,7 +109,7 @@ def _carry_out(gated: nn.Module, layers: Mapping[str, Neurons]) -> nn.Module:
     return compact(gated)
 
 
-def _write(column: GroupSlice, outgoing: Tensor) -> None:
+def _write(column: parameter_budget.GroupSlice, outgoing: Tensor) -> None:
     order = torch.argsort(column.channel, stable=True)
     moved = column.tensor.data.movedim(1, 0)
     lines = outgoing.reshape(len(order), *moved.shape[1:]).to(moved)

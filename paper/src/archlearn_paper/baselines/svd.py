@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from archlearn_paper.baselines.budget import BUDGET_TOLERANCE, BudgetError
+from archlearn_paper.baselines.parameter_budget import BUDGET_TOLERANCE, BudgetError
 
 Factorisable = nn.Linear | nn.Conv2d
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.errors import check_installed
-from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.learnt_diagonals import Penalised
+from archlearn_paper.baselines.parameter_budget import is_within
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _HALVINGS = 10

@@ -19,26 +19,10 @@ from archlearn_cli.training.checkpoint import seed_everything
 from archlearn_cli.training.objectives import objective_of
 from archlearn_cli.training.settings import RunSettings
 from archlearn_paper import recipes
-from archlearn_paper.baselines.budget import (
-    BUDGET_TOLERANCE,
-    ParameterCounts,
-    gate_widths,
-    prune_by_taylor,
-)
+from archlearn_paper.baselines import learnt_diagonals, parameter_budget, torch_pruning_methods
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
-from archlearn_paper.baselines.learnt_diagonals import (
-    Penalty,
-    add_diagonals,
-    count_left,
-    reduce_by_diagonals,
-)
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
 from archlearn_paper.baselines.svd import reduce_by_svd
-from archlearn_paper.baselines.torch_pruning_methods import (
-    learn_sparse_groups,
-    reduce_by_torch_pruning,
-    reduce_evenly,
-)
 from archlearn_paper.evaluation import find_dataset, list_losses
 from archlearn_paper.experiment import Row, Scale
 
@@ -123,11 +107,11 @@ def check_setup(setup: ComparisonSetup) -> None:
             "classes (archlearn data lists them)"
         )
     network, example = setup.fresh_network(0), setup.example()
-    gated = gate_widths(network, example)
-    least = ParameterCounts(gated).parameters([1] * len(width_gates(gated)))
+    gated = parameter_budget.gate_widths(network, example)
+    least = parameter_budget.ParameterCounts(gated).parameters([1] * len(width_gates(gated)))
     most = sum(parameter.numel() for parameter in network.parameters())
     for budget in setup.budgets:
-        if least > (1 + BUDGET_TOLERANCE) * budget or budget >= most:
+        if least > (1 + parameter_budget.BUDGET_TOLERANCE) * budget or budget >= most:
             raise SettingsError(
                 f"--budget {budget:,}: {setup.model} has {most:,} parameters, and {least:,} with "
                 "one channel in each layer; choose budgets in between"
@@ -203,17 +187,21 @@ def choose_strength(method: Method, budget: int, rows: Sequence[Row]) -> float:
 
 
 def _add_factors(
-    setup: ComparisonSetup, seed: int, strength: float, *, penalty: Penalty
+    setup: ComparisonSetup, seed: int, strength: float, *, penalty: learnt_diagonals.Penalty
 ) -> nn.Module:
-    return add_diagonals(setup.fresh_network(seed), setup.example(), strength, penalty)
+    return learnt_diagonals.add_diagonals(
+        setup.fresh_network(seed), setup.example(), strength, penalty
+    )
 
 
 def _add_group_penalty(setup: ComparisonSetup, seed: int, strength: float) -> nn.Module:
-    return learn_sparse_groups(setup.fresh_network(seed), setup.example(), strength)
+    return torch_pruning_methods.learn_sparse_groups(
+        setup.fresh_network(seed), setup.example(), strength
+    )
 
 
 def _by_gradients(setup: ComparisonSetup, budget: int, model: nn.Module) -> nn.Module:
-    return prune_by_taylor(model, setup.example(), budget, setup.losses)
+    return parameter_budget.prune_by_taylor(model, setup.example(), budget, setup.losses)
 
 
 def _by_weights(
@@ -227,34 +215,38 @@ def _by_weights(
 
 
 def _by_factors(
-    setup: ComparisonSetup, budget: int, model: nn.Module, *, penalty: Penalty
+    setup: ComparisonSetup, budget: int, model: nn.Module, *, penalty: learnt_diagonals.Penalty
 ) -> nn.Module:
-    return reduce_by_diagonals(_restore_factors(setup, model, penalty), setup.example(), budget)
+    return learnt_diagonals.reduce_by_diagonals(
+        _restore_factors(setup, model, penalty), setup.example(), budget
+    )
 
 
-def _restore_factors(setup: ComparisonSetup, model: nn.Module, penalty: Penalty) -> nn.Module:
+def _restore_factors(
+    setup: ComparisonSetup, model: nn.Module, penalty: learnt_diagonals.Penalty
+) -> nn.Module:
     """Put the numbers of a loaded model into a network that has factors."""
-    again = add_diagonals(setup.fresh_network(0), setup.example(), 0.0, penalty)
+    again = learnt_diagonals.add_diagonals(setup.fresh_network(0), setup.example(), 0.0, penalty)
     again.load_state_dict(model.state_dict())
     return again.network
 
 
 def count_l0_left(setup: ComparisonSetup, model: nn.Module) -> int:
     """Return the parameters that L0 gates leave by themselves, before they meet a budget."""
-    return count_left(_restore_factors(setup, model, "l0"), setup.example())
+    return learnt_diagonals.count_left(_restore_factors(setup, model, "l0"), setup.example())
 
 
 def _by_groups(setup: ComparisonSetup, budget: int, model: nn.Module) -> nn.Module:
     network = setup.fresh_network(0)
     numbers = model.state_dict()
     network.load_state_dict({n.removeprefix("network."): numbers[n] for n in numbers})
-    return reduce_by_torch_pruning(network, setup.example(), budget)
+    return torch_pruning_methods.reduce_by_torch_pruning(network, setup.example(), budget)
 
 
 @torch.no_grad()
 def narrow(setup: ComparisonSetup, seed: int, kept: Sequence[int]) -> nn.Module:
     """Return a fresh network with so many channels in each group of the large one."""
-    gated = gate_widths(setup.fresh_network(seed), setup.example())
+    gated = parameter_budget.gate_widths(setup.fresh_network(seed), setup.example())
     for gate, n_kept in zip(width_gates(gated).values(), kept, strict=True):
         gate[n_kept:] = 0.0
     return recipes.reinitialise(compact(gated), seed)
@@ -262,8 +254,11 @@ def narrow(setup: ComparisonSetup, seed: int, kept: Sequence[int]) -> nn.Module:
 
 def _narrow_evenly(setup: ComparisonSetup, seed: int, budget: int) -> nn.Module:
     """Return a fresh network all of whose widths are the same part of the large one's."""
-    gated = gate_widths(setup.fresh_network(seed), setup.example())
-    sizes, full = ParameterCounts(gated), [len(gate) for gate in width_gates(gated).values()]
+    gated = parameter_budget.gate_widths(setup.fresh_network(seed), setup.example())
+    sizes, full = (
+        parameter_budget.ParameterCounts(gated),
+        [len(gate) for gate in width_gates(gated).values()],
+    )
     parts = [[max(1, round(n * part / 1000)) for n in full] for part in range(1, 1001)]
     return narrow(setup, seed, min(parts, key=lambda kept: abs(sizes.parameters(kept) - budget)))
 
@@ -272,7 +267,7 @@ def _begin_fastfood(setup: ComparisonSetup, seed: int, budget: int) -> nn.Module
     return reduce_by_fastfood(setup.fresh_network(seed), setup.example(), budget, seed=seed)
 
 
-_BY_MAGNITUDE = partial(_by_weights, reduce=reduce_by_torch_pruning)
+_BY_MAGNITUDE = partial(_by_weights, reduce=torch_pruning_methods.reduce_by_torch_pruning)
 METHODS: tuple[Method, ...] = (
     Method(name=OURS, source="this package", strengths=recipes.COST_POWERS),
     Method(name=L0, source="Louizos et al. 2018", strengths=L0_STRENGTHS,
@@ -288,7 +283,8 @@ METHODS: tuple[Method, ...] = (
     Method(name="torch-pruning", source="Fang et al. 2023", reduce=_BY_MAGNITUDE,
         needs="torch_pruning"),
     Method(name="torch-pruning, same part of each layer", source="Fang et al. 2023",
-        reduce=partial(_by_weights, reduce=reduce_evenly), needs="torch_pruning"),
+        reduce=partial(_by_weights, reduce=torch_pruning_methods.reduce_evenly),
+        needs="torch_pruning"),
     Method(name="torch-pruning, iterative", source="Fang et al. 2023",
         reduce=_BY_MAGNITUDE, rounds=4, needs="torch_pruning"),
     Method(name="taylor", source="Molchanov et al. 2019", reduce=_by_gradients),

@@ -6,14 +6,8 @@ from statistics import mode
 from typing import Any
 
 from archlearn_paper import bounds, statistics, tables
-from archlearn_paper.baselines.budget import BUDGET_TOLERANCE, BudgetError, is_within
-from archlearn_paper.comparison.methods import (
-    CALIBRATION_SEED,
-    L0,
-    OURS,
-    SCRATCH,
-    Method,
-)
+from archlearn_paper.baselines.parameter_budget import BUDGET_TOLERANCE, BudgetError, is_within
+from archlearn_paper.comparison import methods
 from archlearn_paper.experiment import Derived, Row
 from archlearn_paper.tables import NOTHING, Column, counts_in, make_table, write_spread
 
@@ -21,7 +15,7 @@ LARGE = "large network"
 UNTUNED = "svd, not fine-tuned"
 SIGNIFICANT = 0.05
 NEAR = 1.5
-_KIN = (SCRATCH,)
+_KIN = (methods.SCRATCH,)
 """Rows that owe their architecture to this package: shown, but no rivals."""
 
 
@@ -33,15 +27,15 @@ def name_result(method: str, budget: int) -> str:
 class MethodRanking:
     """Judges the rows of a comparison."""
 
-    def __init__(self, budgets: Sequence[int], methods: Sequence[Method]) -> None:
+    def __init__(self, budgets: Sequence[int], asked: Sequence[methods.Method]) -> None:
         self._budgets = budgets
-        self._methods = methods
-        names = [each.name for each in methods]
-        self._names = [*names, *([UNTUNED] if "svd" in names else []), SCRATCH]
+        self._methods = asked
+        names = [each.name for each in asked]
+        self._names = [*names, *([UNTUNED] if "svd" in names else []), methods.SCRATCH]
 
     def derive(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Return what each method came to at each budget, and who was first."""
-        groups = statistics.group([row for row in rows if row.seed != CALIBRATION_SEED])
+        groups = statistics.group([row for row in rows if row.seed != methods.CALIBRATION_SEED])
         results: dict[str, dict[str, Any]] = {}
         for method in self._names:
             found = {b: groups.get(name_result(method, b)) for b in self._budgets}
@@ -86,7 +80,7 @@ class MethodRanking:
         found: dict[str, dict[str, int]] = {}
         for each in self._methods:
             first = f"{each.name}, strength"
-            tried = [row for row in rows if row.seed == CALIBRATION_SEED]
+            tried = [row for row in rows if row.seed == methods.CALIBRATION_SEED]
             spent = [row for row in tried if row.row.startswith(first)]
             if spent and each.is_pruning:
                 spent += [row for row in tried if row.row == LARGE]
@@ -95,7 +89,7 @@ class MethodRanking:
 
     def check(self, derived: Derived) -> list[bounds.Check]:
         """Return whether ours is ahead of its best rival at every budget, seed by seed."""
-        if OURS not in derived["results"]:
+        if methods.OURS not in derived["results"]:
             return []
         checks = _check_ahead(derived)
         far = [
@@ -151,21 +145,21 @@ class MethodRanking:
             "the method cannot reach the budget. Seeds are told where they are not as many as most "
             "methods have."
         )
-        methods = [method for method in self._names if results.get(method)]
-        tables = [make_table(methods, accuracies, title), make_table(methods, costs)]
-        others = [method for method in methods if method != OURS]
-        if OURS not in methods or not others:
+        shown = [method for method in self._names if results.get(method)]
+        tables = [make_table(shown, accuracies, title), make_table(shown, costs)]
+        others = [method for method in shown if method != methods.OURS]
+        if methods.OURS not in shown or not others:
             return tables
 
         def beside(budget: str) -> Callable[[str], str]:
-            ours = results[OURS].get(budget, {"by_seed": {}})["by_seed"]
+            ours = results[methods.OURS].get(budget, {"by_seed": {}})["by_seed"]
             return lambda method: _write_lead(ours, results[method].get(budget))
 
         leads: list[Column] = [
             ("method", str),
             *((f"{budget:,} parameters", beside(str(budget))) for budget in self._budgets),
         ]
-        title = f"Points by which {OURS} is ahead, seed by seed, with the error of the mean"
+        title = f"Points by which {methods.OURS} is ahead, seed by seed, with the error of the mean"
         return [*tables, make_table(others, leads, title)]
 
 
@@ -178,8 +172,8 @@ def _check_ahead(derived: Derived) -> list[bounds.Check]:
     """Return whether ours is ahead of the best rival, corrected for the number of budgets."""
     results = derived["results"]
     compared: list[tuple[str, str, list[float]]] = []
-    for budget, ours in results[OURS].items():
-        rivals = [m for m in derived["ranks"][budget] if m not in (OURS, *_KIN)]
+    for budget, ours in results[methods.OURS].items():
+        rivals = [m for m in derived["ranks"][budget] if m not in (methods.OURS, *_KIN)]
         if rivals:
             theirs = results[rivals[0]][budget]
             found = statistics.pair_by_seed(ours["by_seed"], theirs["by_seed"])
@@ -189,7 +183,7 @@ def _check_ahead(derived: Derived) -> list[bounds.Check]:
     )
     return [
         bounds.Check(
-            what=f"{OURS} is ahead of {rival} at {int(budget):,} parameters, seed by seed",
+            what=f"{methods.OURS} is ahead of {rival} at {int(budget):,} parameters, seed by seed",
             measured=f"{bounds.write_with_error(statistics.measure_spread(found))} points, "
             f"{len(found)} seeds, p = {p:.3f} corrected for {len(compared)} budgets",
             bound=f"> 0 points, p < {SIGNIFICANT}",
@@ -206,7 +200,7 @@ def _check_l0_sizes(derived: Derived) -> bounds.Check:
         for budget in derived["ranks"]
     }
     return bounds.Check(
-        what=f"{L0}: a strength tried that leaves about each budget by itself",
+        what=f"{methods.L0}: a strength tried that leaves about each budget by itself",
         measured=", ".join(f"{size:,} for {budget:,}" for budget, size in nearest.items()),
         bound=f"within a factor of {NEAR}",
         met=all(1 / NEAR <= size / budget <= NEAR for budget, size in nearest.items()),

@@ -15,20 +15,8 @@ from torch import nn
 
 from archlearn.errors import InputError
 from archlearn_paper import statistics
-from archlearn_paper.baselines.budget import BudgetError, ParameterCounts, gate_widths
-from archlearn_paper.comparison.methods import (
-    CALIBRATION_SEED,
-    L0,
-    OURS,
-    SCRATCH,
-    ComparisonSetup,
-    Method,
-    choose_strength,
-    count_l0_left,
-    name_first,
-    name_trial,
-    narrow,
-)
+from archlearn_paper.baselines.parameter_budget import BudgetError, ParameterCounts, gate_widths
+from archlearn_paper.comparison import methods
 from archlearn_paper.comparison.ranking import LARGE, UNTUNED, name_result
 from archlearn_paper.evaluation import widths_of
 from archlearn_paper.experiment import FinishedRun, Origin, Run, Scale, Stage
@@ -43,7 +31,7 @@ LATER_SEEDS = (5, 6, 7, 8, 9)
 class Attempt:
     """A method that goes for a budget with a seed; a trial, where its strength is to be chosen."""
 
-    method: Method
+    method: methods.Method
     budget: int
     seed: int
     strength: float
@@ -53,11 +41,11 @@ class Attempt:
     def row(self) -> str:
         """Return the row of its last run."""
         if self.is_trial:
-            return name_trial(self.method, self.strength, self.budget)
+            return methods.name_trial(self.method, self.strength, self.budget)
         return name_result(self.method.name, self.budget)
 
 
-def list_runs(setup: ComparisonSetup, attempt: Attempt) -> Generator[Run, FinishedRun]:
+def list_runs(setup: methods.ComparisonSetup, attempt: Attempt) -> Generator[Run, FinishedRun]:
     """Yield the runs of an attempt; each is sent back when it has finished."""
     method, seed = attempt.method, attempt.seed
     if method.reduce is None:
@@ -76,7 +64,7 @@ def list_runs(setup: ComparisonSetup, attempt: Attempt) -> Generator[Run, Finish
     else:
         make = partial(_make, method.name, method.begin, setup, seed, attempt.strength)
         origin = Origin(make=make)
-        row = name_first(method, attempt.strength)
+        row = methods.name_first(method, attempt.strength)
         finished = yield Run(row=row, settings=settings, origin=origin)
     n_rounds = 1 if attempt.is_trial else min(method.rounds, setup.last_epochs)
     # Rounds share the epochs evenly.
@@ -110,7 +98,10 @@ def _make(method: str, function: Callable[..., nn.Module], *arguments: object) -
 
 
 def find_run(
-    setup: ComparisonSetup, attempt: Attempt, done: Mapping[tuple[str, int], FinishedRun], n: int
+    setup: methods.ComparisonSetup,
+    attempt: Attempt,
+    done: Mapping[tuple[str, int], FinishedRun],
+    n: int,
 ) -> Run | None:
     """Return the run of an attempt behind `n` others; None if there is none, or one is missing."""
     runs = list_runs(setup, attempt)
@@ -129,9 +120,13 @@ def find_run(
 class ComparisonStages:
     """Turns methods into stages of runs."""
 
-    def __init__(self, model: str, budgets: tuple[int, ...], methods: Sequence[Method]) -> None:
-        self._model, self._budgets, self._methods = model, budgets, methods
-        self._l0_rows = [name_first(m, s) for m in methods if m.name == L0 for s in m.strengths]
+    def __init__(
+        self, model: str, budgets: tuple[int, ...], asked: Sequence[methods.Method]
+    ) -> None:
+        self._model, self._budgets, self._methods = model, budgets, asked
+        self._l0_rows = [
+            methods.name_first(m, s) for m in asked if m.name == methods.L0 for s in m.strengths
+        ]
 
     def stages(self) -> tuple[Stage, ...]:
         """Return all stages, each from a scale and what is done so far."""
@@ -143,15 +138,15 @@ class ComparisonStages:
             self._from_scratch,
         )
 
-    def _setup(self, scale: Scale) -> ComparisonSetup:
-        return ComparisonSetup(model=self._model, budgets=self._budgets, scale=scale)
+    def _setup(self, scale: Scale) -> methods.ComparisonSetup:
+        return methods.ComparisonSetup(model=self._model, budgets=self._budgets, scale=scale)
 
     def measure(self, scale: Scale, done: FinishedRun) -> dict[str, Any]:
         """Return how large a network L0 leaves at a strength that was tried."""
         row = done.row
-        if row.seed != CALIBRATION_SEED or row.row not in self._l0_rows:
+        if row.seed != methods.CALIBRATION_SEED or row.row not in self._l0_rows:
             return {}
-        return {"left": count_l0_left(self._setup(scale), done.load_model())}
+        return {"left": methods.count_l0_left(self._setup(scale), done.load_model())}
 
     def _try_strengths(
         self, scale: Scale, done: Sequence[FinishedRun], *, number: int
@@ -159,7 +154,7 @@ class ComparisonStages:
         """Return runs at every strength and budget, on the calibration seed."""
         setup = self._setup(scale).calibration()
         attempts = [
-            Attempt(each, budget, CALIBRATION_SEED, strength, is_trial=True)
+            Attempt(each, budget, methods.CALIBRATION_SEED, strength, is_trial=True)
             for each in self._methods
             for strength in setup.scale.pick(each.strengths)
             for budget in self._budgets
@@ -170,7 +165,7 @@ class ComparisonStages:
         """Return runs of all methods at the strengths that were best, for all seeds."""
         setup, rows = self._setup(scale), [finished.row for finished in done]
         attempts = [
-            Attempt(each, budget, seed, choose_strength(each, budget, rows))
+            Attempt(each, budget, seed, methods.choose_strength(each, budget, rows))
             for seed in scale.seeds
             for each in self._methods
             for budget in self._budgets
@@ -184,7 +179,7 @@ class ComparisonStages:
         setup, rows = self._setup(scale), [finished.row for finished in done]
         counted = [finished for finished in done if finished.row.seed in scale.seeds]
         attempts = [
-            Attempt(each, budget, seed, choose_strength(each, budget, rows))
+            Attempt(each, budget, seed, methods.choose_strength(each, budget, rows))
             for budget in self._budgets
             for each in self._find_first(budget, counted)
             for seed in LATER_SEEDS
@@ -193,7 +188,7 @@ class ComparisonStages:
 
     def _advance(
         self,
-        setup: ComparisonSetup,
+        setup: methods.ComparisonSetup,
         attempts: Sequence[Attempt],
         done: Sequence[FinishedRun],
         number: int,
@@ -209,7 +204,7 @@ class ComparisonStages:
             [*runs, *self._untuned(setup, runs)], key=lambda work: work.settings.epochs or 0
         )
 
-    def _untuned(self, setup: ComparisonSetup, runs: Sequence[Run]) -> list[Run]:
+    def _untuned(self, setup: methods.ComparisonSetup, runs: Sequence[Run]) -> list[Run]:
         """Return the networks of SVD as they are before they are trained on."""
         rows = {
             name_result("svd", budget): name_result(UNTUNED, budget) for budget in self._budgets
@@ -225,7 +220,7 @@ class ComparisonStages:
             if run.row in rows
         ]
 
-    def _find_first(self, budget: int, done: Sequence[FinishedRun]) -> list[Method]:
+    def _find_first(self, budget: int, done: Sequence[FinishedRun]) -> list[methods.Method]:
         """Return the methods of the highest means at a budget."""
         groups = statistics.group([finished.row for finished in done])
         means = {
@@ -242,7 +237,7 @@ class ComparisonStages:
         Where no layer has merged, the widths say all, and no model is needed.
         """
         setup, works = self._setup(scale), list[Run]()
-        rows = {name_result(OURS, budget): budget for budget in self._budgets}
+        rows = {name_result(methods.OURS, budget): budget for budget in self._budgets}
         large = setup.fresh_network(0)
         sizes = ParameterCounts(gate_widths(large, setup.example()))
         for finished in done:
@@ -251,10 +246,13 @@ class ComparisonStages:
                 continue
             kept = [row.widths.get(group, 0) for group in sizes.groups]
             if row.n_layers == len(widths_of(large)) and sizes.parameters(kept) == row.parameters:
-                origin = Origin(make=partial(narrow, setup, seed, kept))
+                origin = Origin(make=partial(methods.narrow, setup, seed, kept))
             else:
                 make = partial(reinitialise, seed=seed)
                 origin = Origin(make=make, parent=finished)
-            name, settings = name_result(SCRATCH, rows[row.row]), setup.plain(seed, scale.epochs)
+            name, settings = (
+                name_result(methods.SCRATCH, rows[row.row]),
+                setup.plain(seed, scale.epochs),
+            )
             works.append(Run(row=name, settings=settings, origin=origin))
         return works

@@ -120,10 +120,4 @@ def _tabulate(derived: Derived) -> list[tables.Table]:
     ]
 
 
-EXPERIMENT = Experiment(
-    stages=(_learn_rows,),
-    derive=_derive,
-    check=_check,
-    tabulate=_tabulate,
-    n_seeds=3,
-)
+EXPERIMENT = Experiment((_learn_rows,), _derive, _check, _tabulate, n_seeds=3)

@@ -179,11 +179,4 @@ def _tabulate(derived: Derived) -> list[tables.Table]:
     return [make_table(derived["pairs"], columns)]
 
 
-EXPERIMENT = Experiment(
-    stages=(_learn_rows,),
-    derive=_derive,
-    check=_check,
-    tabulate=_tabulate,
-    keeps_history=True,
-    n_seeds=6,
-)
+EXPERIMENT = Experiment((_learn_rows,), _derive, _check, _tabulate, keeps_history=True, n_seeds=6)

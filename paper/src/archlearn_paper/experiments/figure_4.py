@@ -245,10 +245,5 @@ def _tabulate(derived: Derived) -> list[tables.Table]:
     return [make_table([{"key": k, **panel} for k, panel in derived["panels"].items()], columns)]
 
 
-EXPERIMENT = Experiment(
-    stages=(_learn_rows, *(functools.partial(propose, number=n) for n in range(N_TRAININGS))),
-    derive=_derive,
-    check=_check,
-    tabulate=_tabulate,
-    n_seeds=_N_SEEDS,
-)
+_STAGES = (_learn_rows, *(functools.partial(propose, number=n) for n in range(N_TRAININGS)))
+EXPERIMENT = Experiment(_STAGES, _derive, _check, _tabulate, n_seeds=_N_SEEDS)

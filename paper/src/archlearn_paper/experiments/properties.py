@@ -177,10 +177,5 @@ def _tabulate(derived: Derived) -> list[tables.Table]:
     ]
 
 
-EXPERIMENT = Experiment(
-    stages=(table_1.try_cost_powers, _learn_rows, table_1.train_from_scratch),
-    derive=_derive,
-    check=_check,
-    tabulate=_tabulate,
-    measure=_measure,
-)
+_STAGES = (table_1.try_cost_powers, _learn_rows, table_1.train_from_scratch)
+EXPERIMENT = Experiment(_STAGES, _derive, _check, _tabulate, measure=_measure)

@@ -11,12 +11,7 @@ from typing import Any
 
 from archlearn_paper import bounds, recipes, statistics, tables
 from archlearn_paper.experiment import Derived, Experiment, FinishedRun, Origin, Row, Run, Scale
-from archlearn_paper.experiments.table_1_penalty import (
-    PENALTY,
-    learn_by_penalty,
-    summarise_penalty,
-    tabulate_penalty,
-)
+from archlearn_paper.experiments import table_1_penalty
 
 BASELINE = "baseline"
 NN, _FFW = " NN", " FFW"
@@ -160,9 +155,9 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
         "rows": {
             name: statistics.summarise_rows(members) | {"size": describe_size(members[0])}
             for name, members in groups.items()
-            if not name.startswith((CHOICE, PENALTY))
+            if not name.startswith((CHOICE, table_1_penalty.PENALTY))
         },
-        **summarise_penalty(groups),
+        **table_1_penalty.summarise_penalty(groups),
         "choice": {
             name.removeprefix(CHOICE): statistics.spread_of(
                 members, lambda row: 100 * (row.validation_accuracy or 0.0)
@@ -240,7 +235,7 @@ def _tabulate(derived: Derived) -> list[tables.Table]:
         ("row", lambda line: line.row),
         ("layers learnt", lambda line: line.layers),
         ("paper: architecture", lambda line: line.architecture),
-        ("parameters", lambda line: tables.write_count(line.parameters)),
+        ("parameters", lambda line: tables.write_number(line.parameters, 0)),
         ("AL %", lambda line: tables.write_number(line.accuracy)),
         ("NN %", lambda line: tables.write_number(line.scratch)),
         ("ours: parameters", lambda line: tables.write_counts(summaries[line.row]["parameters"])),
@@ -266,17 +261,13 @@ def _tabulate(derived: Derived) -> list[tables.Table]:
     )
     return [
         tables.make_table(lines, columns),
-        *tabulate_penalty(derived),
+        *table_1_penalty.tabulate_penalty(derived),
         tables.make_table(learnt, sizes),
         tables.make_table(choice, powers, search),
     ]
 
 
+_STAGES = (try_cost_powers, learn_table_1, train_from_scratch, fix_widths)
 EXPERIMENT = Experiment(
-    stages=(try_cost_powers, learn_table_1, train_from_scratch, fix_widths),
-    derive=_derive,
-    check=_check,
-    tabulate=_tabulate,
-    extra=learn_by_penalty,
-    n_seeds=10,
+    _STAGES, _derive, _check, _tabulate, extra=table_1_penalty.learn_by_penalty, n_seeds=10
 )

@@ -42,9 +42,7 @@ def learn_by_penalty(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
                 depth_share=_DEPTH_SHARE,
                 gate_rate=rate,
             )
-            depth = row in LEARN_DEPTH
-            make = partial(make_tristate_lenet, seed, depth=depth)
-            origin = Origin(make=make)
+            origin = Origin(make=partial(make_tristate_lenet, seed, depth=row in LEARN_DEPTH))
             run = Run(row=PENALTY + row, settings=settings, origin=origin, finish_compact=True)
             runs.append(run)
     return runs
@@ -65,7 +63,7 @@ def summarise_penalty(groups: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
 
 def tabulate_penalty(derived: Derived) -> list[tables.Table]:
     """Return the paper's rows, those by its penalty, and those by a budget beside them."""
-    ours, paper = derived["penalty"], read_paper("table-1")
+    ours, budget, paper = derived["penalty"], derived["rows"], read_paper("table-1")
 
     def merged(row: str) -> str:
         counts = [text.count("-") < len("---") for text in ours[row]["architectures"]]
@@ -80,16 +78,13 @@ def tabulate_penalty(derived: Derived) -> list[tables.Table]:
         ("third layer merged", merged),
         ("parameters", lambda row: tables.write_counts(ours[row]["parameters"])),
         ("AL %", lambda row: tables.write_spread(ours[row]["accuracy"], error=True)),
-        (
-            "by budget: parameters",
-            lambda row: tables.write_counts(derived["rows"][row]["parameters"]),
-        ),
-        ("AL %", lambda row: tables.write_spread(derived["rows"][row]["accuracy"], error=True)),
+        ("by budget: parameters", lambda row: tables.write_counts(budget[row]["parameters"])),
+        ("AL %", lambda row: tables.write_spread(budget[row]["accuracy"], error=True)),
     ]
     title = (
         f"By the paper's own penalty: equations 4 and 5, λ1 = {LAMBDA_1:g}, λ2 and λ4 a tenth of "
         "λ1 and λ3, clipping, plain SGD on the gates, TriState in forward; "
         f"{FULL.epochs} epochs where the paper has 300."
     )
-    there = [row for row in ours if row in derived["rows"]]
+    there = [row for row in ours if row in budget]
     return [tables.make_table(there, columns, title)] if there else []

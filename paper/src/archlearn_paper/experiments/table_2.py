@@ -8,14 +8,7 @@ from typing import Any
 from archlearn_paper import bounds, recipes, statistics, tables
 from archlearn_paper.baselines.svd import factorise
 from archlearn_paper.experiment import Derived, Experiment, FinishedRun, Origin, Row, Run, Scale
-from archlearn_paper.experiments.table_1 import (
-    BASELINE,
-    CHOICE,
-    choose_cost_power,
-    describe_size,
-    learn_table_1,
-    try_cost_powers,
-)
+from archlearn_paper.experiments import table_1
 from archlearn_paper.recipes import baseline, fine_tune, learn_to_budget
 
 _LAYER = "fc1"
@@ -64,8 +57,8 @@ SVD_SIZES = tuple(
 
 def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     """Return the baseline and all that learns an architecture; table 1 has some of it."""
-    power = choose_cost_power([finished.row for finished in done])
-    shared = {BASELINE, *(size.smaller for size in SVD_SIZES)}
+    power = table_1.choose_cost_power([finished.row for finished in done])
+    shared = {table_1.BASELINE, *(size.smaller for size in SVD_SIZES)}
     # As many epochs as SVD has: those of the baseline and of fine-tuning.
     longer = replace(scale, epochs=scale.epochs + (fine_tune(scale, 0).epochs or 0))
     as_large = [
@@ -77,14 +70,14 @@ def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
         for size in SVD_SIZES
         for seed in scale.seeds
     ]
-    return [*(run for run in learn_table_1(scale, done) if run.row in shared), *as_large]
+    return [*(run for run in table_1.learn_table_1(scale, done) if run.row in shared), *as_large]
 
 
 def _factorise_baselines(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     """Return every baseline with its third layer at each rank, as it is and fine-tuned."""
     works: list[Run] = []
     for finished in done:
-        if finished.row.row != BASELINE:
+        if finished.row.row != table_1.BASELINE:
             continue
         for size in SVD_SIZES:
             make = partial(factorise, ranks={_LAYER: size.rank})
@@ -101,9 +94,9 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
         {"row": row, "parameters": 1000 * thousands, "accuracy": accuracy}
         for row, (thousands, accuracy) in _list_paper().items()
     ]
-    groups = statistics.group([row for row in rows if not row.row.startswith(CHOICE)])
+    groups = statistics.group([row for row in rows if not row.row.startswith(table_1.CHOICE)])
     summaries = {
-        name: statistics.summarise_rows(members) | {"size": describe_size(members[0])}
+        name: statistics.summarise_rows(members) | {"size": table_1.describe_size(members[0])}
         for name, members in groups.items()
     }
     gaps = [
@@ -120,7 +113,7 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _list_paper() -> dict[str, tuple[float, float]]:
     """Return the paper's rows: thousands of parameters, and accuracy."""
-    paper = {BASELINE: (431.0, 99.3)}
+    paper = {table_1.BASELINE: (431.0, 99.3)}
     for size in SVD_SIZES:
         paper[size.svd_row] = (size.svd_size, size.svd_accuracy)
         paper[size.smaller] = (size.al_size, size.al_accuracy)
@@ -144,7 +137,7 @@ def _check(derived: Derived) -> list[bounds.Check]:
 
 
 def _tabulate(derived: Derived) -> list[tables.Table]:
-    order = [BASELINE]
+    order = [table_1.BASELINE]
     for size in SVD_SIZES:
         order += [size.svd_row, size.svd_row + TUNED, size.al_row, size.smaller]
     paper = _list_paper()
@@ -162,9 +155,5 @@ def _tabulate(derived: Derived) -> list[tables.Table]:
     return [tables.make_table(rows, columns)]
 
 
-EXPERIMENT = Experiment(
-    stages=(try_cost_powers, _learn_rows, _factorise_baselines),
-    derive=_derive,
-    check=_check,
-    tabulate=_tabulate,
-)
+_STAGES = (table_1.try_cost_powers, _learn_rows, _factorise_baselines)
+EXPERIMENT = Experiment(_STAGES, _derive, _check, _tabulate)

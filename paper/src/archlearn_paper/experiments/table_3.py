@@ -132,9 +132,4 @@ def _tabulate(derived: Derived) -> list[tables.Table]:
     return [make_table(rows, columns)]
 
 
-EXPERIMENT = Experiment(
-    stages=(_learn_rows,),
-    derive=_derive,
-    check=_check,
-    tabulate=_tabulate,
-)
+EXPERIMENT = Experiment((_learn_rows,), _derive, _check, _tabulate)

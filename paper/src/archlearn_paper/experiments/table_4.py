@@ -19,16 +19,11 @@ from archlearn.errors import SettingsError
 from archlearn.gating.parameters import width_gates
 from archlearn.nn.functional import is_open
 from archlearn.serialization import load
-from archlearn_cli.training.settings import (
-    GateSettings,
-    HardwareSettings,
-    OptimizerSettings,
-    RunSettings,
-)
+from archlearn_cli.training import settings
 from archlearn_paper import bounds, recipes, statistics, tables
-from archlearn_paper.baselines.budget import prune_by_taylor
 from archlearn_paper.baselines.fastfood import replace_by_fastfood
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
+from archlearn_paper.baselines.parameter_budget import prune_by_taylor
 from archlearn_paper.baselines.svd import factorise, quarter_ranks, reduce_by_svd
 from archlearn_paper.baselines.torch_pruning_methods import reduce_by_torch_pruning
 from archlearn_paper.evaluation import best_device, list_losses, time_side_by_side
@@ -194,7 +189,7 @@ def _compress(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
 
 def _learn(scale: Scale, seed: int, reference: Origin, row: str) -> Run:
     line, plan = _PAPER[row], _choose_plan(scale)
-    gates = GateSettings(
+    gates = settings.GateSettings(
         learn="width",
         leave=tuple(line.leave),
         budget=(f"parameters={plan.shares.get(row, SHARES[row])}%",),
@@ -243,15 +238,15 @@ def _example(scale: Scale) -> Tensor:
     return torch.zeros(2, 3, side, side)
 
 
-def _further(scale: Scale, seed: int) -> RunSettings:
+def _further(scale: Scale, seed: int) -> settings.RunSettings:
     return _settings(scale, seed, _choose_plan(scale).further, _FURTHER_RATE)
 
 
 def _settings(
-    scale: Scale, seed: int, epochs: int, rate: float, gates: GateSettings | None = None
-) -> RunSettings:
+    scale: Scale, seed: int, epochs: int, rate: float, gates: settings.GateSettings | None = None
+) -> settings.RunSettings:
     plan = _choose_plan(scale)
-    return RunSettings(
+    return settings.RunSettings(
         model=plan.model,
         data=scale.data,
         seed=seed,
@@ -262,16 +257,18 @@ def _settings(
         classes=plan.classes,
         resize=plan.side,
         augment="crop-flip",
-        optimizer=OptimizerSettings(
+        optimizer=settings.OptimizerSettings(
             learning_rate=rate, weight_decay=_WEIGHT_DECAY, warmup_epochs=min(1.0, epochs / 10)
         ),
-        gates=gates or GateSettings(learn="nothing"),
+        gates=gates or settings.GateSettings(learn="nothing"),
         hardware=_choose_hardware(),
     )
 
 
-def _choose_hardware() -> HardwareSettings:
-    return HardwareSettings(precision="bf16-mixed" if torch.cuda.is_available() else "32-true")
+def _choose_hardware() -> settings.HardwareSettings:
+    return settings.HardwareSettings(
+        precision="bf16-mixed" if torch.cuda.is_available() else "32-true"
+    )
 
 
 def _measure_times(scale: Scale, done: FinishedRun) -> dict[str, Any]:
@@ -317,7 +314,7 @@ def _check(derived: Derived) -> list[bounds.Check]:
         checks.append(bounds.at_most(what, found, _MOST_GAINED, unit=" points", digits=2))
     for row, share in SHARES.items():
         if row in derived["rows"]:
-            gone = _compression(derived["rows"], row)
+            gone = 100 * (1 - _part_left(derived["rows"], row, "parameters"))
             checks.append(
                 bounds.Check(
                     what=f"{row}: fewer parameters",
@@ -341,8 +338,8 @@ def _tabulate(derived: Derived) -> list[tables.Table]:
         {
             "row": name,
             "paper": _PAPER.get(name, Table4Row()),
-            "compressed": _compression(summaries, name),
-            "ratio": _ratio_of_multiply_adds(summaries, name),
+            "compressed": 100 * (1 - _part_left(summaries, name, "parameters")),
+            "ratio": _part_left(summaries, name, "multiply_adds"),
             **summaries[name],
         }
         for name in names
@@ -400,22 +397,12 @@ _RUNS: list[tables.Column] = [
 ]
 
 
-def _compression(summaries: Mapping[str, Any], row: str) -> float:
-    sizes = [summaries[name]["parameters"]["mean"] for name in (row, _REFERENCE)]
-    return 100 * (1 - sizes[0] / sizes[1])
+def _part_left(summaries: Mapping[str, Any], row: str, cost: str) -> float:
+    own, whole = (summaries[name][cost]["mean"] for name in (row, _REFERENCE))
+    return own / whole
 
 
-def _ratio_of_multiply_adds(summaries: Mapping[str, Any], row: str) -> float:
-    costs = [summaries[name]["multiply_adds"]["mean"] for name in (row, _REFERENCE)]
-    return costs[0] / costs[1]
-
-
+_STAGES = (train_references, _compress)
 EXPERIMENT = Experiment(
-    stages=(train_references, _compress),
-    derive=_derive,
-    check=_check,
-    tabulate=_tabulate,
-    measure=_measure_times,
-    n_seeds=3,
-    version=2,
+    _STAGES, _derive, _check, _tabulate, measure=_measure_times, n_seeds=3, version=2
 )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn_cli.models import LeNet
-from archlearn_paper.baselines.budget import (
+from archlearn_paper.baselines.parameter_budget import (
     BudgetError,
     ParameterCounts,
     Ranked,
