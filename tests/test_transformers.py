@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import archlearn as al
+from archlearn.gating.attach import find_gate_groups
 from archlearn.verification.precision import exchanging
 from benchmarks.torchvision_import import import_models
+from tests.surgery.test_closed_channels import close_
 
 if find_spec("transformers") is None:
     pytest.skip("transformers is not installed", allow_module_level=True)
@@ -153,6 +155,23 @@ def test_compact_models_take_other_numbers_of_rows_and_tokens(name: str) -> None
         }
         with exchanging({}):
             assert max(differences(small(**others), gated(**others))) < 1e-10
+
+
+QUICK = ("LlamaForCausalLM", "GPT2LMHeadModel")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+)
+def test_zeros_are_cut_from_models_without_gates(name: str) -> None:
+    torch.manual_seed(0)
+    net, inputs = MODELS[name]()
+    net = net.double().eval()
+    still_open = close_(net, find_gate_groups(net, inputs), 0)
+    plan, small = al.plan(net, inputs), al.compact(net, inputs)
+    assert {name: list(kept) for name, kept in plan.widths.items()} == still_open
+    assert small.certificate.difference_float64 < 1e-10
+    assert sum(p.numel() for p in small.parameters()) == plan.after.parameters
 
 
 @pytest.mark.parametrize("n_rows", [1, 2])

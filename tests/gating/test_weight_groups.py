@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archlearn.gating.weight_groups import GateGroup, find_gate_groups
+from archlearn.gating.attach import find_gate_groups
+from archlearn.gating.weight_groups import GateGroup
 from tests.zoo import ALL, Kind, in_double
 
 
@@ -68,6 +69,34 @@ def test_a_branch_is_closed_by_all_of_the_layer_that_ends_it() -> None:
     net = nn.Sequential(nn.Linear(8, 8), Attention(), nn.Linear(8, 2))
     branch = groups_of(net, torch.zeros(2, 3, 8))["branch 1"]
     assert acts_on(branch) == {f"1.out.{key}[0]": [branch.start] * 8 for key in ("weight", "bias")}
+
+
+class Conv1D(nn.Linear):
+    """As GPT-2 ends its branches: a view of sizes that it reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = (*x.shape[:-1], self.out_features)
+        return super().forward(x.view(-1, x.size(-1))).view(sizes)
+
+
+class PostNorm(nn.Linear):
+    """As Gemma ends them: a norm by hand, with a weight that is added to one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        wide = y.float() * torch.rsqrt(y.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+        return (wide * (1.0 + self.bias.float())).type_as(x)
+
+
+@pytest.mark.parametrize("kind", [Conv1D, PostNorm])
+def test_a_branch_may_end_in_views_and_casts(kind: type[nn.Linear]) -> None:
+    class Block(nn.Sequential):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+            return input + super().forward(input)
+
+    net = nn.Sequential(nn.Linear(4, 4), Block(nn.Linear(4, 4), kind(4, 4)), nn.Linear(4, 2))
+    branch = next(g for g in find_gate_groups(net, torch.randn(2, 3, 4)) if g.kind == "branch")
+    assert {each.parameter for each in branch.readers} == {"1.1.weight", "1.1.bias"}
 
 
 class Stream(nn.Module):

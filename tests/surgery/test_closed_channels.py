@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import archlearn as al
-from archlearn.gating.weight_groups import GateGroup, find_gate_groups
+from archlearn.gating.attach import find_gate_groups
+from archlearn.gating.weight_groups import GateGroup
 from archlearn.nn.rms_norm_forms import read_rms_norm
 from tests.test_zoo import EXACT, assert_same, build, n_parameters, without_first_sample
 from tests.zoo import ALL, Kind, in_double

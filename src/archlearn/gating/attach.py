@@ -29,7 +29,7 @@ from archlearn.gating.insertion import insert_gates
 from archlearn.gating.learn import Learn
 from archlearn.gating.selection import LearnableSites, select_sites
 from archlearn.gating.weight_gates import WeightGates, open_norms_
-from archlearn.gating.weight_groups import list_gate_groups
+from archlearn.gating.weight_groups import GateGroup, list_gate_groups
 from archlearn.module_utils import (
     check_numbers,
     copy_model,
@@ -260,6 +260,18 @@ def add_gates(
     warn_of_checkpointing(gated)
     bind_gates_(gated, container)
     return gated
+
+
+def find_gate_groups(net: nn.Module, example_inputs: object) -> tuple[GateGroup, ...]:
+    """Return all groups of channels and residual branches of a network, learnt or not.
+
+    Args:
+        net: Any model that runs on `example_inputs`; it is left untouched.
+        example_inputs: A tensor, a tuple of arguments or a dict of keyword arguments.
+    """
+    check_net(net)
+    inputs = check_rows(ExampleInputs.of(example_inputs))
+    return list_gate_groups(*trace_copy(net, inputs, None, must_learn=False))
 
 
 def attach_weight_gates(gated: nn.Module, learnable: LearnableSites, start: float) -> nn.Module:

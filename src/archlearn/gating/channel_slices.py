@@ -233,12 +233,14 @@ class GraphReader:
         return self._end(_operands(node)[addition.operand])
 
     def _end(self, node: fx.Node) -> list[str]:
-        rule, inputs = self.rules.get(node), node.all_input_nodes
-        if node in self.ops or rule in _NORMS:
+        rule, inputs = self.rules.get(node), self._tensors_of(node)
+        if node.op == "get_attr":
+            names = [str(node.target)] if str(node.target) in self.parameters else []
+        elif node in self.ops or rule in _NORMS:
             names = self._parameters_of(node)
-        elif rule is el.product and any(n.op == "get_attr" for n in inputs):
-            names = [next(str(n.target) for n in inputs if n.op == "get_attr")]
-        elif len(inputs) == 1 and self._keeps_zero(node):
+        elif rule is el.product:
+            return self._end_of_factor(inputs)
+        elif inputs and (len(inputs) == 1 or rule is el.keep) and self._keeps_zero(node):
             return self._end(inputs[0])
         elif rule is el.total and len(_operands(node)) == len(node.args) > 1:
             return [name for n in inputs for name in self._end(n)]
@@ -249,6 +251,21 @@ class GraphReader:
         if not names or is_tied or is_called_again:
             raise NoSlicesError(f"{_describe(node)} ends it, and is used elsewhere, too")
         return names
+
+    def _end_of_factor(self, factors: list[fx.Node]) -> list[str]:
+        """Return the end of one factor of a product: of a layer scale, if there is one."""
+        why = NoSlicesError("no weight is a factor of what a product adds")
+        for factor in sorted(factors, key=lambda n: n.op != "get_attr"):
+            try:
+                return self._end(factor)
+            except NoSlicesError as error:
+                why = error
+        raise why
+
+    def _tensors_of(self, node: fx.Node) -> list[fx.Node]:
+        """Return the tensors that a call reads, without sizes."""
+        values = self.followed.values
+        return [n for n in node.all_input_nodes if isinstance(values.get(n.name), Labels)]
 
     def _parameters_of(self, node: fx.Node) -> list[str]:
         op = self.ops.get(node)
@@ -289,6 +306,7 @@ class GraphReader:
         elif rule is el.total and len(_operands(node)) == len(node.args) > 1:
             made = [s for n in inputs for s in self._write(n, group, atoms, zero)]
         elif self._keeps_zero(node):
+            factors = factors[:1] if rule is el.keep else factors  # others say a type alone
             made = [s for n in factors for s in self._write(n, group, atoms, zero)]
         else:
             raise NoSlicesError(f"no weight is a factor of it behind {_describe(node)}")

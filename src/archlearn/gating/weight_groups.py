@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from archlearn.analysis.channel_graph import ChannelGraph, Group
 from archlearn.analysis.residual_branches import Branch
 from archlearn.gating.channel_slices import GraphReader, NoSlicesError, Slices, are_zero
-from archlearn.gating.selection import LearnableSites, select_sites
+from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module, find_tensor
 from archlearn.nn.rms_norm_forms import read_rms_norm
-from archlearn.tracing.symbolic_trace import ExampleInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +57,6 @@ class _Acting:
 
     slices: tuple[Slices, ...]
     norms: tuple[str, ...]
-
-
-def find_gate_groups(net: nn.Module, example_inputs: object) -> tuple[GateGroup, ...]:
-    """Return all groups of channels and residual branches of a network, learnt or not.
-
-    Args:
-        net: Any model that runs on `example_inputs`; it is left untouched.
-        example_inputs: A tensor, a tuple of arguments or a dict of keyword arguments.
-    """
-    inputs = ExampleInputs.of(example_inputs)
-    return list_gate_groups(net, select_sites(net, inputs, None, must_learn=False))
 
 
 def list_gate_groups(net: nn.Module, learnable: LearnableSites) -> tuple[GateGroup, ...]:
