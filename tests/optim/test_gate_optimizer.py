@@ -677,18 +677,20 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("last", [False, True])
 def test_a_decision_reads_one_number_and_none_where_widths_alone_are_learnt(
-    digits: tuple[Tensor, Tensor], last: bool
+    digits: tuple[Tensor, Tensor],
 ) -> None:
-    """Whether the last to go, a layer or a branch, leaves room: then all would be ranked anew."""
+    """Whether the last to go, a branch, leaves room: then all would be ranked anew.
+
+    The last decision of a run looks at the costs besides, once.
+    """
     for build, most in ((chain, 0), (Residual, 1)):
         learn = {"*": al.Learn.WIDTH} if most == 0 else None
         model = al.add_gates(build(), digits[0][:2], learn=learn)
         gates = al.GateOptimizer(model, STEPS, budget={"parameters": "40%"})
         train(model, gates, digits, STEPS // 2)
         with torch.no_grad(), Reads() as reads:
-            gates._decide_(last=last)
+            gates._decide_(last=False)
         assert reads.n_reads == most
 
 
@@ -769,3 +771,13 @@ def test_a_copy_made_together_with_its_model_learns_on(digits: Any, make_copy: A
         assert one is not two
         assert torch.equal(one, two)
     assert al.count_costs(al.compact(copies[0])).parameters <= 0.5 * 6750
+
+
+def test_the_first_of_two_gate_optimisers_of_one_model_is_refused(digits: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    first = al.GateOptimizer(model, STEPS, budget={"parameters": "50%"})
+    train(model, first, digits, n=2)
+    second = al.GateOptimizer(model, STEPS, budget={"parameters": "30%"})
+    with pytest.raises(al.InputError, match="another GateOptimizer has been made for"):
+        train(model, first, digits, n=1)
+    train(model, second, digits, n=1)

@@ -38,6 +38,7 @@ class GateContainer(nn.Module):
         branch: The branch gates, a parameter for each branch.
         budget: What the compact model may cost, where a `GateOptimizer` was told.
         n_loads: How often a `state_dict` was loaded.
+        n_learners: How many `GateOptimizer`s have been made for the gates.
         kept: Where the gates that are left stood at first, once some have been cut out, which
             branches have been left out, and which gates `forward` passes over.
         places: The same, where `to_empty` does not lose it.
@@ -108,7 +109,7 @@ class GateContainer(nn.Module):
             )
         self._kept: dict[str, Tensor] = {}
         self.budget: dict[str, float] | None = None
-        self.n_loads = 0
+        self.n_loads = self.n_learners = 0
         self.kept = nn.Module()
         self.places: dict[str, Tensor] = {}
         self.original_costs: dict[str, float] | None = None

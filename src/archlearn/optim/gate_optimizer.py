@@ -63,6 +63,7 @@ from archlearn.optim.gate_statistics import (
     observe_,
     sort_heads_,
 )
+from archlearn.optim.landing import exchange
 from archlearn.optim.latency import LatencyCheck, LatencyTable, check_table, measure_latency
 from archlearn.optim.neuron_counts import NeuronCounts
 from archlearn.optim.weight_learning import connect
@@ -191,6 +192,8 @@ class GateOptimizer(Optimizer):
         self.param_groups[0]["merges"] = self._plan_merges()
         self._slopes: dict[int, float] = {}
         self._may_pay, self._shrinks = False, self._on_weights is None
+        self._container.n_learners += 1
+        self._number = self._container.n_learners
         self._written = self._start[:0]
         self._has_warned = False
         self._weight_sum = self._sum_weights()
@@ -350,13 +353,19 @@ class GateOptimizer(Optimizer):
         """Add this step's gradients to what is known of each gate; a CUDA graph may hold this.
 
         Raises:
-            InputError: If there are none, or `shrink_` was not given this optimiser.
+            InputError: If there are none, `shrink_` was not given this optimiser, or another one
+                has been made for the same gates since.
         """
         group, gates = self.param_groups[0], self.param_groups[0]["params"]
         if self._learnable is not self._container.learnable:
             raise InputError(
                 "channels were cut out of the model by a shrink_ that was not given this "
                 "GateOptimizer; give it all optimisers: archlearn.shrink_(model, optimizer, gates)"
+            )
+        if self._number != self._container.n_learners:
+            raise InputError(
+                "another GateOptimizer has been made for these gates since, and two would undo "
+                "each other's decisions; step the last one alone"
             )
         is_spent = not (self._cost.n_width or self._cost.n_depth) and bool(self._left_out.all())
         if group["frozen"] or is_spent:
@@ -654,7 +663,9 @@ class GateOptimizer(Optimizer):
             count, _ = fit(ranking, cost, limits)
         is_open, is_gone = (state[0] for state in ranking.states(count[None], n_width))
         if last and self._width_cost is None:
-            is_open = fill_up(ranking, earned[:n_width], (is_open, is_gone), cost, limits)
+            known = ranking, earned[:n_width]
+            is_open = fill_up(*known, (is_open, is_gone), cost, limits)
+            is_open = exchange(*known, (is_open, is_gone), cost, limits)
         bound = torch.where(ranking.rank >= count, ranking.ratio, torch.inf).amin()
         bound = bound.nan_to_num(posinf=0.0)
         self.state[self.param_groups[0]["params"][0]]["price"] = bound

@@ -21,7 +21,7 @@ _MARGIN, _DOUBLINGS = 0.1, 3.0
 """Gates stay this far from one half; further out they say how many doublings the price is away."""
 LAST_RESORT = 1e30
 """What a layer seems to earn that goes only if nothing else makes the network fit."""
-_FILLED, _MOVED = 0.98, 4
+FILLED, _MOVED = 0.98, 4
 """The part of the limits that is to be used, and how often gates may move for it."""
 _FILLS, _HALVINGS = 16, 12
 """How often channels are opened again where the last one to close left room in the budget, and how
@@ -200,7 +200,7 @@ def use_room(
     for _ in range(_MOVED):
         used = (landed / limits).amax()
         is_last = (ranking.rank == count - 1) & (ranking.ratio > -torch.inf) & is_large
-        if not (is_last & (used < _FILLED)).any():  # to wait for a GPU once is cheap
+        if not (is_last & (used < FILLED)).any():  # to wait for a GPU once is cheap
             break
         stays = is_large & (ranking.rank >= count - 1)
         moved = ranking.move(stays & (ranking.ratio < LAST_RESORT), LAST_RESORT)

@@ -446,7 +446,7 @@ def _note_cut_(owner: nn.Module, cut: _Cut, like: Mapping[str, Any] | None) -> N
     new.note_cut_(places, torch.tensor(n_shrinks, device=old.gates()[0].device))
     new.original_costs = old.original_costs or CostFunction(owner, old.learnable).extremes()[0]
     new.original_sizes, new.original_widths = old.original_sizes, old.original_widths
-    new.budget, new.n_loads = old.budget, old.n_loads
+    new.budget, new.n_loads, new.n_learners = old.budget, old.n_loads, old.n_learners
 
 
 def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
