@@ -93,6 +93,9 @@ class GraphReader:
         self.position = graph.gate_places()
         self.first = first_names(net)
         self.parameters = {name for name, _ in net.named_parameters()}
+        self.dims: dict[str, list[tuple[int, Tensor, list[int]]]] = {}
+        for (name, dim), ids in graph.dims.items():
+            self.dims.setdefault(name, []).append((dim, ids, graph.groups_among(ids)))
         self.tied = {first for name, first in self.first.items() if name != first}
         targets = [str(n.target) for n in self.nodes if n.op in ("call_module", "get_attr")]
         self.again = Counter(targets)
@@ -177,8 +180,8 @@ class GraphReader:
         indices that count.
         """
         name = self.first.get(name, name)
-        for (known, d), ids in self.graph.dims.items():
-            if known == name and dim in (None, d):
+        for d, ids, groups in self.dims.get(name, ()):
+            if dim in (None, d) and group in groups:
                 gates = self._gates(ids, group)
                 gates = gates if own is None else gates.where(own, -1)
                 if bool((gates >= 0).any()):
