@@ -167,6 +167,13 @@ def test_a_run_goes_on_bit_for_bit_where_it_was_saved() -> None:
         check_same_runs(whole, second)
 
 
+def test_a_state_of_gates_on_activations_is_refused() -> None:
+    old = al.add_gates(make_net(), batch(0)[0], learn={"*": al.Learn.WIDTH})
+    state = al.GateOptimizer(old, total_steps=N_STEPS).state_dict()
+    with pytest.raises(al.InputError, match="of gates on activations, and the model's act on wei"):
+        Run().gates.load_state_dict(state)
+
+
 def test_states_come_back_with_a_channel_and_writers_do_not_decay() -> None:
     run = Run(schedule=al.GateSchedule(begin=0.98, end=0.99))
     run.train(end=10)

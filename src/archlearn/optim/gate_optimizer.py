@@ -598,6 +598,12 @@ class GateOptimizer(Optimizer):
             raise InputError(
                 "the state is of no GateOptimizer; give what its state_dict() returned"
             )
+        if (self._on_weights is not None) != (_ON_WEIGHTS in given):
+            here, there = ("weights", "activations")[:: 1 if self._on_weights else -1]
+            raise InputError(
+                f"the state is of gates on {there}, and the model's act on {here}; give the state "
+                f'of a run with add_gates(..., on="{here}")'
+            )
         gates: list[Tensor] = self.param_groups[0]["params"]
         for gate, state in zip(gates, map(state_dict["state"].get, range(len(gates))), strict=True):
             mean = (state or {}).get("mean", gate)
