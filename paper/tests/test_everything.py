@@ -78,7 +78,7 @@ def _check_documentation(folder: Path) -> None:
     docs.mkdir()
     (docs / "own.md").write_text(PAGE)
     page = write_documentation(find_results(folder), folder, docs).read_text()
-    assert "No full results are there yet of table-1" in page
+    assert "No full results are there yet of figure-1b, table-1" in page
     assert "## table-1" not in page
     results = read_results(folder, "table-1")
     assert results is not None
