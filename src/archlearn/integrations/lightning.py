@@ -1,12 +1,15 @@
 """`LightningGateCallback`: learn gates in a run of Lightning, with automatic optimisation."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from archlearn.errors import InputError
 from archlearn.integrations.gate_learner import GateLearner
+from archlearn.optim.lost_training import warn_of_lost_training
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -43,6 +46,9 @@ class LightningGateCallback(GateLearner, Callback):
                 of steps is the trainer's.
         """
         super().__init__(save_to, options, shrinks=shrink)
+        self._losses: Tensor | float = 0.0
+        self._n_losses = 0
+        self._means: list[float] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare for a checkpoint of a model that has shrunk."""
@@ -71,6 +77,9 @@ class LightningGateCallback(GateLearner, Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Cut out what is closed for good, where that pays; averaged copies of the model follow."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, Tensor):
+            self._losses, self._n_losses = self._losses + loss.detach(), self._n_losses + 1
         callbacks: list[Any] = vars(trainer)["callbacks"]
         held = [value for each in callbacks for value in vars(each).values()]
         copies = [value for value in held if isinstance(value, AveragedModel)]
@@ -79,7 +88,11 @@ class LightningGateCallback(GateLearner, Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log what the network would cost, compacted now."""
         pl_module.log_dict(self.gates.costs(), rank_zero_only=True)
+        if self._n_losses:
+            self._means.append(float(self._losses) / self._n_losses)
+            self._losses, self._n_losses = 0.0, 0
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Cut to the budget if training ended early, and write the compact model."""
         self._finish(is_main_process=trainer.is_global_zero)
+        warn_of_lost_training(self._means)

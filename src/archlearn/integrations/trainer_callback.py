@@ -11,6 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from archlearn.errors import InputError
 from archlearn.export.pretrained_folder import save_pretrained
 from archlearn.integrations.gate_learner import GateLearner
+from archlearn.optim.lost_training import warn_of_lost_training
 from archlearn.serialization import save
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class TrainerGateCallback(GateLearner, TrainerCallback):
     ) -> None:
         """Cut to the budget if training ended early, and write the compact model."""
         self._finish(is_main_process=state.is_world_process_zero)
+        warn_of_lost_training([each["loss"] for each in state.log_history if "loss" in each])
 
 
 def _write(model: nn.Module, path: Path) -> None:

@@ -18,6 +18,7 @@ from archlearn.errors import FileError, InputError
 from archlearn.gating.cost_counter import count_layer_costs
 from archlearn.gating.gate_container import find_container
 from archlearn.module_utils import evaluating
+from archlearn.optim.lost_training import warn_of_lost_training
 from archlearn.serialization import save
 from archlearn.surgery.architecture import Architecture, read_architecture
 from archlearn.surgery.compaction import compact
@@ -104,6 +105,9 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
         "resumed": position.resumed,
         "files": {"compact": COMPACT},
     }
+    losses = [n for row in rows if (n := row["train_loss"]) is not None]
+    if gates is not None:
+        summary["lost_training"] = warn_of_lost_training(losses)
     write_json(session.folder / SUMMARY, summary)
     guess = loss_of_a_guess(dataset)
     if rows and rows[-1]["train_loss"] >= NOTHING_LEARNT * guess:
