@@ -213,3 +213,18 @@ def test_merges_are_due_when_the_path_falls_below_the_cost() -> None:
     times = [torch.log2(torch.tensor(100 / now)).item() / 2 for now in (100, 70, 40)]
     assert [merge.begin for merge in merges] == pytest.approx(times)
     assert not any(merge.is_needed for merge in merges)
+
+
+def test_no_merge_leaves_a_network_that_widths_cannot_bring_to_the_budget() -> None:
+    """Of 64-24-16-10 all hidden layers could merge: 640 multiply-adds, and nothing left to cut."""
+    torch.manual_seed(0)
+    layers = nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 10)
+    model = al.add_gates(nn.Sequential(*layers), torch.randn(2, 64))
+    gates = al.GateOptimizer(model, STEPS, budget={"multiply_adds": 624})
+    optimizer = torch.optim.AdamW(al.weights(model), lr=1e-3)
+    for _ in range(STEPS):
+        model(torch.randn(16, 64)).square().mean().backward()
+        optimizer.step(), gates.step()
+        optimizer.zero_grad(), gates.zero_grad()
+    small = al.compact(model)
+    assert al.count_costs(small, torch.randn(1, 64)).multiply_adds == 8 * (64 + 10)

@@ -82,7 +82,12 @@ def order_layers(learnable: LearnableSites) -> tuple[list[int], list[int]]:
 
 
 def plan_merges(
-    costs: Costs, floors: Costs, linear: Tensor, limits: Tensor, choice: DepthChoice
+    costs: Costs,
+    floors: Costs,
+    linear: Tensor,
+    limits: Tensor,
+    choice: DepthChoice,
+    merged_floors: Costs | None = None,
 ) -> list[Merge]:
     """Return which layers become linear, in order, and when, as parts of the path.
 
@@ -93,6 +98,8 @@ def plan_merges(
         linear: 1 for the layers that are linear at the start.
         limits: What each cost may be at the end; infinite where it has no limit.
         choice: Which layers may merge, in which order, and how far the path goes.
+        merged_floors: The floors with all channels of linear layers, so that they do merge. A
+            merge after which these are above a limit leaves nothing that widths could cut.
     """
     state, start = linear.clone(), costs(linear[None])[0]
     left = [place for place in (*choice.order, *choice.last_resort) if not linear[place]]
@@ -103,11 +110,13 @@ def plan_merges(
         due, binding = _due(now, start, limits, 1.0 if is_short else choice.power).min(0)
         if due >= 1.0 and not is_short:
             break
-        after = costs(flip_each(state)[left])
+        merged = flip_each(state)[left]
+        after = costs(merged)
         saved = (now - after)[:, binding] / start[binding]
         overshoots = ((after < limits) | limits.isinf()).all(1)
+        may_land = ~overshoots & ((merged_floors or floors)(merged) <= limits).all(1)
         is_regular = torch.tensor([place in choice.order for place in left], device="cpu")
-        may_go = (saved > 0) if is_short else (saved >= choice.least) & ~overshoots & is_regular
+        may_go = (saved > 0) if is_short else (saved >= choice.least) & may_land & is_regular
         if not may_go.any():
             break
         place = left.pop(int(may_go.long().argmax()))
