@@ -238,7 +238,7 @@ def describe_row(subject: Subject, share: int, rows: Rows) -> tuple[list[str], l
             misses.append("worse than widths alone")
     faster = (summarise(known["default"], f"faster_{n}").mean for n in (1, 64))
     cells = [
-        f"{subject}", f"{share} %", f"**{write(ours)}**",
+        f"{subject}", f"{share} %", f"**{write(ours)}** ({len(known['default'])})",
         f"{statistics.fmean(left):.1f} of {n_hidden}",
         write(summarise(known["widths"])) if known["widths"] else "",
         write(before), write(PROTOTYPE.get((subject, share))),
@@ -256,7 +256,7 @@ def write(found: Reference | None) -> str:
 def write_page(rows: Rows, page: Path, measured: str) -> None:
     """Write the table, with a first sentence that says what its rows say."""
     table: list[str] = []
-    n_rows = n_held = n_ahead = n_runs = n_dead = 0
+    n_rows = n_held = n_runs = n_dead = 0
     gaps: list[float] = []
     for subject in (*CHAINS, *LENETS):
         for share in SHARES:
@@ -268,18 +268,19 @@ def write_page(rows: Rows, page: Path, measured: str) -> None:
             n_rows, n_held = n_rows + 1, n_held + (not misses)
             ours = [row["score"] for row in of_row if row["kind"] == "default"]
             n_runs, n_dead = n_runs + len(ours), n_dead + sum(is_dead(subject, s) for s in ours)
-            widths = [row["score"] for row in of_row if row["kind"] == "widths"]
-            if widths and subject.task != "Friedman":
-                gaps.append(statistics.fmean(ours) - statistics.fmean(widths))
-                n_ahead += gaps[-1] > 0
+            before = WIDTHS_BEFORE.get((subject, share))
+            if before and subject.task != "Friedman":
+                gaps.append(statistics.fmean(ours) - before.mean)
+    missing = len(list_runs("mnist")) - len(rows)
     n_references = sum(reference in WIDTHS_BEFORE for reference in PROTOTYPE)
     commits = ", ".join(sorted({row["commit"] for row in rows}))
     lines = [
         "# Depth by default on networks that are too deep",
         "",
-        f"Of {n_rows} rows {n_held} hold all bounds; {n_dead} of {n_runs} runs died; in accuracy "
-        f"default settings are ahead of widths alone in {n_ahead} of {len(gaps)} rows, by "
-        f"{statistics.fmean(gaps):.1f} points in the mean.",
+        f"Of {n_rows} rows {n_held} hold all bounds; {n_dead} of {n_runs} runs died; of "
+        f"{len(gaps)} rows of accuracies that were measured by widths alone before, "
+        f"{sum(gap > 0 for gap in gaps)} are ahead, by {statistics.fmean(gaps):.1f} points in the "
+        "mean of all.",
         "",
         f"Written by {measured} Runs at commit {commits}.",
         "",
@@ -287,10 +288,10 @@ def write_page(rows: Rows, page: Path, measured: str) -> None:
         f"{MNIST_STEPS} steps on 10,000 images; default settings, a budget of parameters, seeds "
         f"{', '.join(map(str, SEEDS))} (MNIST {', '.join(map(str, MNIST_SEEDS))}). Scores are test "
         "accuracies in per cent, of Friedman's function 1,000 times the mean squared error (lower "
-        "is better), with the deviation over seeds. Bounds, set before: no run dies (below "
-        f"{DEAD:g} times chance), none is over its budget, no mean is worse than widths alone "
-        "before by more than the deviation printed there (on MNIST: than widths alone here, by its "
-        "deviation), and at 10 % half of the hidden layers or fewer are left in every run.",
+        "is better), with the deviation over seeds and, in brackets, their number. Bounds, set "
+        f"before: no run dies (below {DEAD:g} times chance), none is over its budget, no mean is "
+        "worse than widths alone before by more than the deviation printed there (on MNIST: than "
+        "widths alone here, by its deviation), and at 10 % half of the hidden layers or fewer are left in every run.",
         "",
         '"Widths alone" are the same seeds with `GateSchedule(depth_power=0)`; "before" and '
         f'"prototype" are {n_references} rows of three seeds, measured without archlearn before '
@@ -302,6 +303,9 @@ def write_page(rows: Rows, page: Path, measured: str) -> None:
         "|---|---|---|---|---|---|---|---|---|---|",
         *table,
     ]
+    if missing:
+        lines += ["", f"{missing} runs are missing: seeds of some rows, or widths alone. The same "
+                  "command makes them."]  # fmt: skip
     page.write_text("\n".join(lines) + "\n")
 
 
