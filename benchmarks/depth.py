@@ -291,7 +291,8 @@ def write_page(rows: Rows, page: Path, measured: str) -> None:
         "is better), with the deviation over seeds and, in brackets, their number. Bounds, set "
         f"before: no run dies (below {DEAD:g} times chance), none is over its budget, no mean is "
         "worse than widths alone before by more than the deviation printed there (on MNIST: than "
-        "widths alone here, by its deviation), and at 10 % half of the hidden layers or fewer are left in every run.",
+        "widths alone here, by its deviation), and at 10 % half of the hidden "
+        "layers or fewer are left in every run.",
         "",
         '"Widths alone" are the same seeds with `GateSchedule(depth_power=0)`; "before" and '
         f'"prototype" are {n_references} rows of three seeds, measured without archlearn before '
