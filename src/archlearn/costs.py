@@ -44,8 +44,8 @@ class _Kind:
     power: float = 1.5
 
 
-def _cost(label: str, **known: Any) -> Any:
-    return field(metadata={"kind": _Kind(label, **known)})
+def _cost(label: str, **facts: Any) -> Any:
+    return field(metadata={"kind": _Kind(label, **facts)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Costs:
         return write_costs(asdict(self))
 
 
-_KINDS: dict[str, _Kind] = {each.name: each.metadata["kind"] for each in fields(Costs)}
+_KINDS: dict[str, _Kind] = {cost.name: cost.metadata["kind"] for cost in fields(Costs)}
 COSTS = tuple(_KINDS)
 LATENCY = "latency"
 """A budget may name this beside: nanoseconds of a run, by a table that was measured."""
@@ -77,12 +77,12 @@ _NANOSECONDS = 1_000_000
 
 def combine_costs(parameters: Any, multiply_adds: Any) -> list[Any]:
     """Return each cost of so many parameters and multiply-adds: numbers, or tensors of them."""
-    found: list[Any] = []
+    combined: list[Any] = []
     for kind in _KINDS.values():
         parts = (kind.per_parameter, parameters), (kind.per_multiply_add, multiply_adds)
         scaled = [n if rate == 1 else rate * n for rate, n in parts if rate]
-        found.append(functools.reduce(operator.add, scaled))
-    return found
+        combined.append(functools.reduce(operator.add, scaled))
+    return combined
 
 
 def unit_of(name: str, n_examples: int) -> int:

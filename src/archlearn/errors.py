@@ -69,10 +69,10 @@ def lies_in(value: Any, low: float, high: float) -> bool:
         return False
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return a question that names the nearest of the known names, or nothing if none is near."""
-    ratios = {each: difflib.SequenceMatcher(None, each, name).ratio() for each in known}
-    near = [repr(each) for each in ratios if ratios[each] == max(ratios.values()) >= 0.5]
+    ratios = {other: difflib.SequenceMatcher(None, other, name).ratio() for other in names}
+    near = [repr(other) for other in ratios if ratios[other] == max(ratios.values()) >= 0.5]
     return f"did you mean {' or '.join(near)}? " if near else ""
 
 

@@ -125,16 +125,16 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
     Raises:
         InputError: If an attribute cannot be copied, as a lock or an open file.
     """
-    known = dict(memo or {})
+    copies = dict(memo or {})
     for leaf in tree_leaves([vars(module) for module in model.modules()]):
         if isinstance(leaf, Tensor) and not leaf.is_leaf:
-            known.setdefault(id(leaf), leaf.detach().clone())
-    before = dict(known)
+            copies.setdefault(id(leaf), leaf.detach().clone())
+    before = dict(copies)
     try:
-        copied = copy.deepcopy(model, known)
+        copied = copy.deepcopy(model, copies)
         for _, tensor in tensors_of(model):  # what a user noted on parameters, torch leaves out
-            for note, value in vars(tensor).items() if id(tensor) in known else ():
-                vars(known[id(tensor)])[note] = _copy_note(value, known)
+            for note, value in vars(tensor).items() if id(tensor) in copies else ():
+                vars(copies[id(tensor)])[note] = _copy_note(value, copies)
     except _NOT_COPIED as error:
         raise InputError(
             f"{type(model).__name__} cannot be copied{_find_uncopied(model, before)}: "
@@ -144,10 +144,10 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
     return copied
 
 
-def _copy_note(value: Any, known: dict[int, Any]) -> Any:
+def _copy_note(value: Any, copies: dict[int, Any]) -> Any:
     """Return a copy, or what cannot be copied as it is: a group of processes, say."""
     try:
-        return copy.deepcopy(value, known)
+        return copy.deepcopy(value, copies)
     except _NOT_COPIED:
         return value
 
@@ -166,10 +166,10 @@ def _find_uncopied(model: nn.Module, memo: dict[int, Any]) -> str:
 
 def find_part(net: nn.Module, path: str) -> nn.Module | None:
     """Return the submodule of a path such as "body.0", or None; no property is evaluated."""
-    found: nn.Module | None = net
+    part: nn.Module | None = net
     for name in path.split(".") if path else ():
-        found = None if found is None else found._modules.get(name)
-    return found
+        part = None if part is None else part._modules.get(name)
+    return part
 
 
 def find_module(net: nn.Module, name: str) -> nn.Module:
@@ -190,8 +190,8 @@ def without_hooks(model: nn.Module) -> Generator[None]:
     kinds = ("_forward_hooks", "_forward_pre_hooks")
     saved = [(module, {kind: vars(module)[kind] for kind in kinds}) for module in model.modules()]
     for module, hooks in saved:
-        for kind, found in hooks.items():
-            kept = {key: hook for key, hook in found.items() if is_weight_hook(hook)}
+        for kind, registered in hooks.items():
+            kept = {key: hook for key, hook in registered.items() if is_weight_hook(hook)}
             vars(module)[kind] = OrderedDict(kept)
     try:
         yield
@@ -214,8 +214,8 @@ def find_reference(net: nn.Module) -> Tensor | None:
 
     Complex parameters and integers say nothing about the latter.
     """
-    found = list(net.parameters())
-    return next((p for p in found if p.is_floating_point()), next(iter(found), None))
+    parameters = list(net.parameters())
+    return next((p for p in parameters if p.is_floating_point()), next(iter(parameters), None))
 
 
 def first_names(net: nn.Module) -> dict[str, str]:
@@ -332,19 +332,19 @@ def compute_weights(module: nn.Module) -> dict[str, Tensor]:
     """Return computed weights as they are now, by attribute."""
     # Some are computed otherwise in training mode, and move buffers then.
     with unnoticed(), evaluating(module):
-        found = {name: getattr(module, name) for name in computed_names(module)}
-        return found | {_name_of(hook): _compute(hook, module) for hook in _weight_hooks(module)}
+        weights = {name: getattr(module, name) for name in computed_names(module)}
+        return weights | {_name_of(hook): _compute(hook, module) for hook in _weight_hooks(module)}
 
 
 def weight_sources(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that a module's weights are computed from, by name."""
-    known = ("parametrizations.",)
+    prefixes = ("parametrizations.",)
     ends = ("_g", "_v", "_orig")
     hooked = {f"{_name_of(hook)}{end}" for hook in _weight_hooks(module) for end in ends}
     return {
         name: parameter
         for name, parameter in module.named_parameters()
-        if name.startswith(known) or name in hooked
+        if name.startswith(prefixes) or name in hooked
     }
 
 

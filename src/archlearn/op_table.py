@@ -105,17 +105,19 @@ TORCH_HOMES = ("F", "torch", "torch.linalg", "torch.fft")
 FUNCTION_HOMES = (*TORCH_HOMES, "operator", "math", "builtins", "archlearn")
 
 
-def _op(calls: str, rule: str = "", **known: Any) -> OpSpec:
-    return OpSpec(tuple(calls.split()), rule, **known)
+def _op(calls: str, rule: str = "", **facts: Any) -> OpSpec:
+    return OpSpec(tuple(calls.split()), rule, **facts)
 
 
-def _alike(rule: str, *operations: str, **known: Any) -> list[OpSpec]:
+def _alike(rule: str, *operations: str, **facts: Any) -> list[OpSpec]:
     """Return operations of which the same is known, one from each text of calls.
 
     `{n}` stands for the number of spatial dimensions: three operations.
     """
-    each = [calls.format(n=n) for calls in operations for n in ((1, 2, 3) if "{" in calls else "0")]
-    return [_op(calls, rule, **known) for calls in each]
+    spelt = [
+        calls.format(n=n) for calls in operations for n in ((1, 2, 3) if "{" in calls else "0")
+    ]
+    return [_op(calls, rule, **facts) for calls in spelt]
 
 
 def _both(names: str) -> list[str]:
@@ -501,8 +503,8 @@ class AttributeSpec:
     is_saved: bool = True
 
 
-def _attributes(names: str, **known: Any) -> dict[str, AttributeSpec]:
-    return dict.fromkeys(names.split(), AttributeSpec(**known))
+def _attributes(names: str, **facts: Any) -> dict[str, AttributeSpec]:
+    return dict.fromkeys(names.split(), AttributeSpec(**facts))
 
 
 ATTRIBUTES: dict[str, AttributeSpec] = {
@@ -542,10 +544,10 @@ def spec_of(node: fx.Node, net: nn.Module) -> OpSpec | None:
 
 def spec_of_function(target: Any) -> OpSpec | None:
     """Return what is known of a function; one of a known library may go by another path."""
-    found = _by_function().get(target)
+    spec = _by_function().get(target)
     home = (getattr(target, "__module__", None) or "torch").split(".")[0]
-    if found is not None or home not in _LIBRARIES:
-        return found
+    if spec is not None or home not in _LIBRARIES:
+        return spec
     return _by_name().get(getattr(target, "__name__", ""))
 
 

@@ -71,4 +71,4 @@ def test_each_mode_loses_its_own_calls() -> None:
 def test_layers_that_are_not_always_neighbours_do_not_merge(network: type[Net]) -> None:
     row = next(row for row in al.inspect(network(), inputs().float()).rows if row.name == "first")
     assert not row.depth
-    assert "training and evaluation" in row.reason
+    assert "in training and in evaluation" in row.reason

@@ -94,12 +94,12 @@ def _name_groups(channels: Tensor, signature: Tensor, names: list[str]) -> Itera
     parts = torch.split(order, torch.bincount(kind).tolist())
     used: dict[str, int] = {}
     for places in sorted(parts, key=lambda places: int(places[0])):
-        found = _without_repeats(channels[places])
-        if len(found) > 1:
+        unique = _without_repeats(channels[places])
+        if len(unique) > 1:
             name = names[int(places[0])]
             used[name] = used.get(name, 0) + 1
             numbered = name if used[name] == 1 else f"{name}/{used[name]}"
-            yield Group(numbered, found)
+            yield Group(numbered, unique)
 
 
 def _without_repeats(channels: Tensor) -> Tensor:
@@ -112,8 +112,8 @@ def _without_repeats(channels: Tensor) -> Tensor:
 def number_groups(root: Tensor, groups: tuple[Group, ...]) -> Tensor:
     """Return the place of each channel's group, or -1."""
     group_of = torch.full((len(root),), -1, device="cpu")
-    for place, group in enumerate(groups):
-        group_of[group.channels] = place
+    for number, group in enumerate(groups):
+        group_of[group.channels] = number
     return group_of
 
 
@@ -244,19 +244,19 @@ class ChannelGraph:
         rows, columns, places = self.parents
         for group in self.groups:
             if ranks and group.name in ranks:
-                place = self.places_in_heads(group, torch.arange(len(self.root), device="cpu"))
-                own = group.channels[ranks[group.name].cpu().reshape(-1)[place]]
-                columns = torch.where(place >= 0, own, columns)
+                index = self.places_in_heads(group, torch.arange(len(self.root), device="cpu"))
+                ranked = group.channels[ranks[group.name].cpu().reshape(-1)[index]]
+                columns = torch.where(index >= 0, ranked, columns)
         return dropped[rows] | dropped[columns] | dropped[places]
 
     def in_free_heads(self) -> Tensor:
         """Return for each atom whether it is a place within heads each of which may keep others."""
         ids = torch.arange(len(self.root), device="cpu")
-        found = torch.zeros(len(self.root), dtype=torch.bool, device="cpu")
+        is_free = torch.zeros(len(self.root), dtype=torch.bool, device="cpu")
         for group in self.groups:
             if group.heads is not None:
-                found |= self.places_in_heads(group, ids) >= 0
-        return found
+                is_free |= self.places_in_heads(group, ids) >= 0
+        return is_free
 
     def places_in_heads(self, group: Group, ids: Tensor) -> Tensor:
         """Return where atoms stand among all places within a group's heads, head by head; or -1."""
@@ -281,16 +281,18 @@ class ChannelGraph:
     @property
     def bare_streams(self) -> tuple[Stream, ...]:
         """Streams with channels that pass no activation."""
-        passed = _mark(self.parents, (s.ids for each in self.followed for s in each.sites.values()))
-        return tuple(each for each in self.streams if not bool(passed[each.channels].all()))
+        passed = _mark(
+            self.parents, (s.ids for stream in self.followed for s in stream.sites.values())
+        )
+        return tuple(stream for stream in self.streams if not bool(passed[stream.channels].all()))
 
     def channels_of(self, graph: int, site: Site) -> Tensor | None:
         """Return the channels of a site, or None if none of ours reach it."""
         for stream in self.streams:
             if stream.site is site:
                 return stream.channels
-        found = self.followed[graph].sites.get(site.node)
-        return None if found is None else self.root[found.ids]
+        labels = self.followed[graph].sites.get(site.node)
+        return None if labels is None else self.root[labels.ids]
 
 
 def build_channel_graph(
@@ -316,23 +318,25 @@ def build_channel_graph(
     with evaluating(net), preserve_state(net), preserve_rng(inputs):
         sites = tuple(find_sites(graph, net) for graph in traces.graphs)
         search = _Search(net, inputs, traces, sites, may_gate, only_heads, before, with_streams)
-        asked, gated, found = search.run()
-    followed, root, reasons = found.followed, found.root, found.reasons
+        asked, gated, findings = search.run()
+    followed, root, reasons = findings.followed, findings.root, findings.reasons
     at_sites = [
-        (place, site, join_parents(found.parents, followed[place].sites[site.node].ids))
-        for place, each in enumerate(sites)
-        for site in each
-        if site.node in asked[place] and site.node in followed[place].sites
+        (index, site, join_parents(findings.parents, followed[index].sites[site.node].ids))
+        for index, item in enumerate(sites)
+        for site in item
+        if site.node in asked[index] and site.node in followed[index].sites
     ]
     if trained_only:
-        gates = [(place, site.node, channels) for place, site, channels in at_sites]
-        _keep_untrained_(reasons, root, traces, gates + _find_reads(found))
+        gates = [(index, site.node, channels) for index, site, channels in at_sites]
+        _keep_untrained_(reasons, root, traces, gates + _find_reads(findings))
     gated_at = [(site, channels) for _, site, channels in at_sites]
-    gated_at += [(stream.site, stream.channels) for stream in found.streams]
+    gated_at += [(stream.site, stream.channels) for stream in findings.streams]
     with_heads = [(site.name, channels) for site, channels in gated_at if only_heads(site)]
-    _keep_within_heads_(reasons, found.parents, [channels for _, channels in with_heads])
-    groups, group_of = _find_groups(found, [(site.name, channels) for site, channels in gated_at])
-    reached = [site.ids for each in followed for site in each.sites.values()]
+    _keep_within_heads_(reasons, findings.parents, [channels for _, channels in with_heads])
+    groups, group_of = _find_groups(
+        findings, [(site.name, channels) for site, channels in gated_at]
+    )
+    reached = [site.ids for item in followed for site in item.sites.values()]
     atoms = torch.cat([root[:0], *reached])
     fixed = torch.unique(atoms[root[atoms] == FIXED])
     return ChannelGraph(
@@ -341,21 +345,21 @@ def build_channel_graph(
         sites=sites,
         followed=followed,
         root=root,
-        parents=found.parents,
-        dims=found.dims,
-        elements=found.elements,
+        parents=findings.parents,
+        dims=findings.dims,
+        elements=findings.elements,
         asked=asked,
         whole_heads=frozenset(name for name, _ in with_heads),
         gated=gated,
-        streams=found.streams,
+        streams=findings.streams,
         groups=groups,
         group_of=group_of,
         reasons=reasons,
-        fixed=_reasons_of_atoms(found.constraints, fixed),
-        kept=_find_kept(found, group_of, {site.name for each in sites for site in each}),
-        sharing=found.constraints.sharing,
-        whole_groups=found.constraints.whole_groups,
-        copies=frozenset(found.constraints.copies),
+        fixed=_reasons_of_atoms(findings.constraints, fixed),
+        kept=_find_kept(findings, group_of, {site.name for item in sites for site in item}),
+        sharing=findings.constraints.sharing,
+        whole_groups=findings.constraints.whole_groups,
+        copies=frozenset(findings.constraints.copies),
     )
 
 
@@ -390,14 +394,14 @@ class _Findings:
     @property
     def dims(self) -> Dims:
         """The channels of dimensions; those with the same atoms have one tensor for them."""
-        known: dict[Any, Tensor] = {}
-        found: Dims = {}
+        by_memory: dict[Any, Tensor] = {}
+        roots: Dims = {}
         for key, ids in self.constraints.dims.items():
             memory = (ids.data_ptr(), len(ids), ids.stride())
-            if memory not in known:
-                known[memory] = self.root[ids]
-            found[key] = known[memory]
-        return found
+            if memory not in by_memory:
+                by_memory[memory] = self.root[ids]
+            roots[key] = by_memory[memory]
+        return roots
 
     @property
     def elements(self) -> dict[str, Tensor]:
@@ -421,39 +425,39 @@ class _Search:
     def run(self) -> tuple[Gated, Gated, _Findings]:
         """Return what is asked for, behind which of it gates stand, and what follows from that."""
         asked = self._ask()
-        found = self._follow(asked)
-        lonely = _lonely_squashing(found, self.sites, asked)
+        findings = self._follow(asked)
+        lonely = _lonely_squashing(findings, self.sites, asked)
         if lonely:
             asked = self._ask(lonely)
-            found = self._follow(asked)
-        whole = self._products_of_heads(found)
-        if not whole.items() <= found.constraints.whole_groups.items():
-            found = self._follow(asked, whole)
+            findings = self._follow(asked)
+        whole = self._products_of_heads(findings)
+        if not whole.items() <= findings.constraints.whole_groups.items():
+            findings = self._follow(asked, whole)
         gated = asked
-        while superseded := _find_superseded(found, gated):
-            gated = {place: nodes - superseded[place] for place, nodes in gated.items()}
-            found = self._follow(gated, whole)
-        return asked, gated, found
+        while superseded := _find_superseded(findings, gated):
+            gated = {index: nodes - superseded[index] for index, nodes in gated.items()}
+            findings = self._follow(gated, whole)
+        return asked, gated, findings
 
-    def _products_of_heads(self, found: _Findings) -> dict[str, bool]:
+    def _products_of_heads(self, findings: _Findings) -> dict[str, bool]:
         """Return the products that lose whole heads however few there are: these were asked for."""
-        streams = [s.channels for s in found.streams if self.only_heads(s.site)]
-        wanted = torch.cat([found.root[:0], *streams])
-        products = (item for each in found.followed for item in each.products.items())
+        streams = [s.channels for s in findings.streams if self.only_heads(s.site)]
+        wanted = torch.cat([findings.root[:0], *streams])
+        products = (item for flow in findings.followed for item in flow.products.items())
         return {
             name: True
             for name, parts in products
-            if any(bool(torch.isin(found.parents[:, ids], wanted).any()) for _, ids in parts)
+            if any(bool(torch.isin(findings.parents[:, ids], wanted).any()) for _, ids in parts)
         }
 
     def _ask(self, squashing: frozenset[str] = frozenset()) -> Gated:
         return {
-            place: frozenset(
+            index: frozenset(
                 site.node
-                for site in found
+                for site in sites
                 if self.may_gate(site) and (not site.squashing or site.name in squashing)
             )
-            for place, found in enumerate(self.sites)
+            for index, sites in enumerate(self.sites)
         }
 
     def _follow(self, gated: Gated, whole: Mapping[str, bool] | None = None) -> _Findings:
@@ -476,21 +480,21 @@ class _Search:
                 )
                 for channel in stream.channels.tolist():
                     reasons.setdefault(channel, reason)
-        found = self.net, self.traces, constraints, followed, root, parents
-        return _Findings(*found, reasons, streams)
+        traced = self.net, self.traces, constraints, followed, root, parents
+        return _Findings(*traced, reasons, streams)
 
 
-def _find_reads(found: _Findings) -> list[tuple[int, str, Tensor]]:
+def _find_reads(findings: _Findings) -> list[tuple[int, str, Tensor]]:
     """Return the channels that each call reads through gates, by graph and name."""
     return [
-        (place, node, _without_fixed(join_parents(found.parents, read.ids)))
-        for place, each in enumerate(found.followed)
-        for node, read in each.reads.items()
+        (index, node, _without_fixed(join_parents(findings.parents, read.ids)))
+        for index, flow in enumerate(findings.followed)
+        for node, read in flow.reads.items()
     ]
 
 
 def _find_groups(
-    found: _Findings, at_sites: list[tuple[str, Tensor]]
+    findings: _Findings, at_sites: list[tuple[str, Tensor]]
 ) -> tuple[tuple[Group, ...], Tensor]:
     """Return the channels that can be learnt, by where they live and what reads them.
 
@@ -498,25 +502,25 @@ def _find_groups(
     added to the findings.
     """
     # Dimensions with the very same channels tell no more than one of them does.
-    different = {id(channels): channels for channels in found.dims.values()}
+    different = {id(channels): channels for channels in findings.dims.values()}
     # A part that a tensor is split into is a home, so that none is ever left without a channel.
-    parts = [found.root[ids] for each in found.followed for ids in each.parts]
-    homes = [*different.values(), *found.elements.values(), *parts]
-    homes = [line for ids in homes for line in _list_parents(found.parents, ids)]
-    homes += [channels for _, _, channels in _find_reads(found)]
+    parts = [findings.root[ids] for flow in findings.followed for ids in flow.parts]
+    homes = [*different.values(), *findings.elements.values(), *parts]
+    homes = [line for ids in homes for line in _list_parents(findings.parents, ids)]
+    homes += [channels for _, _, channels in _find_reads(findings)]
     # Whether a norm, or a mean in one by hand, is taken over each channel.
-    graphs = zip(found.traces.graphs, found.followed, strict=True)
-    reads = [(node, each.reads.get(node.name)) for graph, each in graphs for node in graph.nodes]
-    over = (read.ids for n, read in reads if read and rule_for(n, found.net) in _OVER_CHANNELS)
-    normed = _mark(found.parents, over)
+    graphs = zip(findings.traces.graphs, findings.followed, strict=True)
+    reads = [(node, flow.reads.get(node.name)) for graph, flow in graphs for node in graph.nodes]
+    over = (read.ids for n, read in reads if read and rule_for(n, findings.net) in _OVER_CHANNELS)
+    normed = _mark(findings.parents, over)
     groups = tuple(
         replace(group, least=2 if bool(normed[group.channels].any()) else 1)
-        for group in find_groups(found.root, found.reasons, homes, at_sites)
+        for group in find_groups(findings.root, findings.reasons, homes, at_sites)
     )
-    group_of = number_groups(found.root, groups)
+    group_of = number_groups(findings.root, groups)
     for _, channels in at_sites:
         for channel in channels[group_of[channels] < 0].tolist():
-            found.reasons.setdefault(channel, AS_ONE if len(channels) > 1 else ONE_CHANNEL)
+            findings.reasons.setdefault(channel, AS_ONE if len(channels) > 1 else ONE_CHANNEL)
     return groups, group_of
 
 
@@ -553,26 +557,26 @@ def _find_streams(
     net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], parents: Tensor
 ) -> tuple[Stream, ...]:
     """Return the channels that are gated where they are read, by the layer that writes them."""
-    if not any(each.reads for each in followed):
+    if not any(flow.reads for flow in followed):
         return ()
     names, first = _find_first_writers(net, traces, followed, parents)
-    products = [parts for each in followed for parts in each.products.values()]
+    products = [parts for flow in followed for parts in flow.products.values()]
     attended = _mark(parents, (ids for parts in products for _, ids in parts))
     sites: dict[str, Site] = {}
     parts: dict[str, list[Tensor]] = {}
-    for graph, each in zip(traces.graphs, followed, strict=True):
+    for graph, flow in zip(traces.graphs, followed, strict=True):
         nodes = {node.name: node for node in graph.nodes}
-        for node, read in each.reads.items():
+        for node, read in flow.reads.items():
             channels = _without_fixed(join_parents(parents, read.ids))
             for writer in dict.fromkeys(first[channels].tolist()):
                 if writer == 0:  # what pads channels is no model's to learn
                     continue
                 name = names[writer]
                 source = source_of(nodes[node])
-                own = channels[first[channels] == writer]
-                kind = ATTENTION if bool(attended[own].all()) else NO_ACTIVATION
+                written = channels[first[channels] == writer]
+                kind = ATTENTION if bool(attended[written].all()) else NO_ACTIVATION
                 sites.setdefault(name, Site(name, node, "", kind, source, False))
-                parts.setdefault(name, []).append(own)
+                parts.setdefault(name, []).append(written)
     is_head = torch.zeros_like(attended)
     is_head[parents[0][parents[0] != parents[1]]] = True
     streams: list[Stream] = []
@@ -595,8 +599,8 @@ def _find_first_writers(
     names: list[str] = [""]
     first = torch.zeros(parents.shape[1], dtype=torch.long, device="cpu")
     pairs = [
-        (node, each.values[node.name])
-        for graph, each in zip(traces.graphs, followed, strict=True)
+        (node, flow.values[node.name])
+        for graph, flow in zip(traces.graphs, followed, strict=True)
         for node in graph.nodes
     ]
     of_layers = [p for p in pairs if is_linear_op(p[0], net) or rule_for(p[0], net) is embedding]
@@ -608,26 +612,26 @@ def _find_first_writers(
     return names, first
 
 
-def _find_superseded(found: _Findings, gated: Gated) -> Gated:
+def _find_superseded(findings: _Findings, gated: Gated) -> Gated:
     """Return the activations whose channels are gated again where they are read behind them.
 
     Of two gates on one way a closed one would hide from the other what its channel is worth.
     """
     superseded: Gated = {}
-    for place, graph in enumerate(found.traces.graphs):
-        sites, parents = found.followed[place].sites, found.parents
+    for index, graph in enumerate(findings.traces.graphs):
+        sites, parents = findings.followed[index].sites, findings.parents
         reads = {
             node: set(_without_fixed(join_parents(parents, read.ids)).tolist())
-            - found.reasons.keys()
-            for node, read in found.followed[place].reads.items()
+            - findings.reasons.keys()
+            for node, read in findings.followed[index].reads.items()
         }
-        asked = gated[place] & sites.keys() if reads else frozenset[str]()
-        superseded[place] = frozenset(
+        asked = gated[index] & sites.keys() if reads else frozenset[str]()
+        superseded[index] = frozenset(
             node.name
             for node in graph.nodes
             if node.name in asked
             and _is_read_behind(
-                found.net,
+                findings.net,
                 node,
                 set(join_parents(parents, sites[node.name].ids).tolist()),
                 reads,
@@ -637,7 +641,7 @@ def _find_superseded(found: _Findings, gated: Gated) -> Gated:
 
 
 def _is_read_behind(
-    net: nn.Module, site: fx.Node, own: set[int], reads: dict[str, set[int]]
+    net: nn.Module, site: fx.Node, gated: set[int], reads: dict[str, set[int]]
 ) -> bool:
     """Return whether a gated read of a site's own channels follows, up to the next layers."""
     waiting, seen = list(site.users), set[fx.Node]()
@@ -649,25 +653,25 @@ def _is_read_behind(
         seen.add(node)
         if rule_for(node, net) is local_response:
             return False  # it must read zero
-        is_read |= bool(own & reads.get(node.name, set()))
+        is_read |= bool(gated & reads.get(node.name, set()))
         if node.name not in reads and not is_linear_op(node, net):
             waiting.extend(node.users)
     return is_read
 
 
 def _lonely_squashing(
-    found: _Findings, sites: tuple[tuple[Site, ...], ...], chosen: Gated
+    findings: _Findings, sites: tuple[tuple[Site, ...], ...], chosen: Gated
 ) -> frozenset[str]:
     """Return squashing activations whose channels pass none of the chosen ones."""
-    known = [each.sites for each in found.followed]
-    nodes = [(place, node) for place in chosen for node in chosen[place] & known[place].keys()]
-    covered = _mark(found.parents, (known[place][node].ids for place, node in nodes))
-    squashing = [(place, s) for place, each in enumerate(sites) for s in each if s.squashing]
+    labels = [item.sites for item in findings.followed]
+    nodes = [(index, node) for index in chosen for node in chosen[index] & labels[index].keys()]
+    covered = _mark(findings.parents, (labels[index][node].ids for index, node in nodes))
+    squashing = [(index, s) for index, item in enumerate(sites) for s in item if s.squashing]
     return frozenset(
         site.name
-        for place, site in squashing
-        if site.node in known[place]
-        and not covered[found.parents[:, known[place][site.node].ids]].any()
+        for index, site in squashing
+        if site.node in labels[index]
+        and not covered[findings.parents[:, labels[index][site.node].ids]].any()
     )
 
 
@@ -677,7 +681,7 @@ def _find_reasons(
     parents: Tensor,
     followed: tuple[PropagationResult, ...],
 ) -> dict[int, Reason]:
-    sites = [site for each in followed for site in (*each.sites.values(), *each.reads.values())]
+    sites = [site for flow in followed for site in (*flow.sites.values(), *flow.reads.values())]
     at_a_site = _mark(parents, (site.ids for site in sites))
     reasons: dict[int, Reason] = {FIXED: TIED_TO_FIXED}
     for block in constraints.blocks:
@@ -687,19 +691,19 @@ def _find_reasons(
     return reasons
 
 
-def _find_kept(found: _Findings, group_of: Tensor, listed: set[str]) -> dict[str, Reason]:
+def _find_kept(findings: _Findings, group_of: Tensor, listed: set[str]) -> dict[str, Reason]:
     """Return why layers keep all channels that they write, where no site has them.
 
     Those that make the model's output are left out: they are never narrowed.
     """
-    constraints, parents, evaluation = found.constraints, found.parents, found.followed[0]
+    constraints, parents, evaluation = findings.constraints, findings.parents, findings.followed[0]
     is_listed = _mark(parents, (site.ids for site in evaluation.sites.values()))
-    for stream in found.streams:
+    for stream in findings.streams:
         is_listed[stream.channels] = True
     is_listed[FIXED] = False
     atoms = {
         op.layer: constraints.dims[constraints.canonical(weight), dim]
-        for _, op in find_linear_ops(found.traces.graphs[0], found.net)
+        for _, op in find_linear_ops(findings.traces.graphs[0], findings.net)
         for weight, dim in [op.output_dim]
         if (constraints.canonical(weight), dim) in constraints.dims and op.layer not in listed
     }
@@ -713,23 +717,25 @@ def _find_kept(found: _Findings, group_of: Tensor, listed: set[str]) -> dict[str
         constraints, torch.tensor(list(first.values()), dtype=torch.long, device="cpu")
     )
     kept = {layer: reasons[atom] for layer, atom in first.items() if reasons[atom] != OUTPUT}
-    return kept | dict.fromkeys(_unknown_layers(found), NO_RULE)
+    return kept | dict.fromkeys(_unknown_layers(findings), NO_RULE)
 
 
-def _unknown_layers(found: _Findings) -> list[str]:
+def _unknown_layers(findings: _Findings) -> list[str]:
     """Return the layers with parameters, none of which has a dimension of channels: nn.Bilinear.
 
     A PReLU of one slope and a norm of the model's input do not mix channels.
     """
-    known = {name for name, _ in found.constraints.dims}
+    followed = {name for name, _ in findings.constraints.dims}
     layers: list[str] = []
-    for call in found.traces.evaluation.find_nodes(op="call_module"):
-        spec = spec_of(call, found.net)
+    for call in findings.traces.evaluation.find_nodes(op="call_module"):
+        spec = spec_of(call, findings.net)
         if spec is not None and spec.rule.startswith((ACTIVATE, "normalization.")):
             continue
-        own = dict(find_module(found.net, layer := layer_of(call)).named_parameters(layer))
-        names = set(map(found.constraints.canonical, own))
-        if names and not names & known and layer not in found.traces.opaque:
+        parameters = dict(
+            find_module(findings.net, layer := layer_of(call)).named_parameters(layer)
+        )
+        names = set(map(findings.constraints.canonical, parameters))
+        if names and not names & followed and layer not in findings.traces.opaque:
             layers.append(layer)
     return layers
 
@@ -742,12 +748,12 @@ def _reasons_of_atoms(constraints: ChannelConstraints, atoms: Tensor) -> dict[in
     """
     if not len(atoms):
         return {}
-    own = constraints.roots(with_fixed=False)
+    roots = constraints.roots(with_fixed=False)
     reasons: dict[int, Reason] = {}
     for block in (*constraints.blocks, *constraints.hints):
-        for channel in torch.unique(own[block.ids]).tolist():
+        for channel in torch.unique(roots[block.ids]).tolist():
             reasons.setdefault(channel, block.reason)
-    return {int(atom): reasons.get(int(own[atom]), TIED_TO_FIXED) for atom in atoms}
+    return {int(atom): reasons.get(int(roots[atom]), TIED_TO_FIXED) for atom in atoms}
 
 
 def _keep_untrained_(
@@ -761,8 +767,8 @@ def _keep_untrained_(
     trained = find_trained(traces.graphs[last])
     learns = torch.zeros(len(root), dtype=torch.bool, device="cpu")
     called = torch.zeros(len(root), dtype=torch.bool, device="cpu")
-    for place, node, channels in at_sites:
-        if place == last:
+    for index, node, channels in at_sites:
+        if index == last:
             called[channels] = True
             learns[channels] |= node in trained
     for _, _, channels in at_sites:

@@ -115,13 +115,13 @@ def _lines(tensor: Tensor, dim: int, strides: tuple[int, ...]) -> Tensor:
     """Return a matrix with `dim` last, of one index of each other dimension with a stride of 0."""
     shape = tensor.shape
     dim %= len(shape)
-    others = [place for place in range(len(shape)) if place != dim and shape[place] != 1]
-    if all(strides[place] == 0 and shape[place] > 0 for place in others):
+    others = [other for other in range(len(shape)) if other != dim and shape[other] != 1]
+    if all(strides[other] == 0 and shape[other] > 0 for other in others):
         # Most labels vary along one dimension only; this is quicker than to narrow all others.
         return tensor.as_strided((1, shape[dim]), (0, tensor.stride(dim)))
-    for place in others:
-        if strides[place] == 0:
-            tensor = tensor.narrow(place, 0, min(1, shape[place]))
+    for other in others:
+        if strides[other] == 0:
+            tensor = tensor.narrow(other, 0, min(1, shape[other]))
     return tensor.movedim(dim, -1).reshape(-1, shape[dim])
 
 

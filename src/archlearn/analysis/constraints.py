@@ -138,8 +138,8 @@ class ChannelConstraints:
         If nothing is known of that dimension yet, those are its atoms from now on.
         """
         name = self.canonical(name)
-        known = self.dims.get((name, dim))
-        if known is None and find_tensor(self.net, name).shape[dim] == len(ids):
+        earlier = self.dims.get((name, dim))
+        if earlier is None and find_tensor(self.net, name).shape[dim] == len(ids):
             self.dims[name, dim] = ids
         else:
             self.tie(self.dim(name, dim)[part], ids)
@@ -171,8 +171,8 @@ class ChannelConstraints:
     def read_heads(self, labels: Labels, dim: int) -> tuple[Tensor, Tensor]:
         """Return atom and state for each head; copies for heads go with their head alone then."""
         within = [other for other in varying(labels.ids) if other != dim]
-        own = without_repeats(labels.ids)
-        is_copy = any(bool(torch.isin(own, cells).all()) for cells in self.copied)
+        unique = without_repeats(labels.ids)
+        is_copy = any(bool(torch.isin(unique, cells).all()) for cells in self.copied)
         if len(within) != 1 or not is_copy:
             return self.read(labels, dim)
         cells, state = (plane_along(x, (dim, within[0])) for x in (labels.ids, labels.state))
@@ -191,10 +191,10 @@ class ChannelConstraints:
         heads itself, copies of these are heads, too, in which channels go with their head or with
         their place within all heads.
         """
-        found, dims = where_varying(labels.ids), varying(labels.ids)
+        varied, dims = where_varying(labels.ids), varying(labels.ids)
         places = self.new_atoms(n)
-        copies = self.new_atoms(n * found.numel()).view(n, *found.shape)
-        source, cells = found.reshape(found.shape[dims[0]], -1), copies.flatten(1)
+        copies = self.new_atoms(n * varied.numel()).view(n, *varied.shape)
+        source, cells = varied.reshape(varied.shape[dims[0]], -1), copies.flatten(1)
         if len(dims) > 1:
             groups, columns = map(self.new_atoms, source.shape)
             heads = self.new_atoms(n * len(groups)).view(n, -1)
@@ -228,14 +228,14 @@ class ChannelConstraints:
         """Return the row, or the column, of each atom; -1 for those of no matrix."""
         starts = list(self.matrices)
         low, high = (bisect(starts, int(atom)) for atom in torch.aminmax(ids))
-        found = torch.full_like(ids, -1)
+        lines = torch.full_like(ids, -1)
         for start in starts[low - 1 : high]:
             n_rows, n_columns = map(len, self.matrices[start])
             is_own = (ids >= start) & (ids < start + n_rows * n_columns)
-            place = torch.where(is_own, ids - start, 0)
-            line = place % n_columns if side else place // n_columns
-            found = torch.where(is_own, self.matrices[start][side][line], found)
-        return found
+            cell = torch.where(is_own, ids - start, 0)
+            line = cell % n_columns if side else cell // n_columns
+            lines = torch.where(is_own, self.matrices[start][side][line], lines)
+        return lines
 
     def tie_grids(self) -> None:
         """Tie rows, and columns, of elements that stay or go together; keep those of what stays."""
@@ -254,17 +254,17 @@ class ChannelConstraints:
         root = self.roots()
         is_tied = self._mark(atoms for pair in self.ties for atoms in pair)[cells]
         is_tied |= torch.bincount(cells)[cells] > 1  # those of several grids tie these
-        unique, place = torch.unique(root[cells[is_tied]], return_inverse=True)
-        first = torch.full_like(unique, len(place))
-        order = torch.arange(len(place), device="cpu")
-        first = first.scatter_reduce(0, place, order, "amin")[place]
+        unique, inverse = torch.unique(root[cells[is_tied]], return_inverse=True)
+        first = torch.full_like(unique, len(inverse))
+        order = torch.arange(len(inverse), device="cpu")
+        first = first.scatter_reduce(0, inverse, order, "amin")[inverse]
         for line in (rows, columns):
             self.tie(line[is_tied][first], line[is_tied])
         root = self.roots()
         is_row = root[cells] == root[rows]  # all of a head is tied: its columns stay
-        is_below = self._mark(root[own[root[own] != root[lines]]] for own, lines, _ in below)
+        is_below = self._mark(root[cell[root[cell] != root[lines]]] for cell, lines, _ in below)
         is_inner = is_below | self._mark([root[cells[~is_row]]])
-        is_cell = self._mark(root[own] for own, _, _ in (*self.grids, *self.head_grids))
+        is_cell = self._mark(root[cell] for cell, _, _ in (*self.grids, *self.head_grids))
         is_below[FIXED] = is_inner[FIXED] = is_cell[FIXED] = False  # what stays is in no grid
         is_nested = is_inner[root[rows]] | is_cell[root[columns]] | is_below[root[cells]]
         is_fixed = is_nested | (root[cells] == FIXED)
@@ -292,24 +292,24 @@ class ChannelConstraints:
         The third is that of its head's place among those that share keys and values.
         """
         root, (rows, columns) = self.roots(), self.lines()
-        group, place = torch.arange(self.n_atoms, device="cpu").repeat(2, 1)
+        group, within = torch.arange(self.n_atoms, device="cpu").repeat(2, 1)
         for heads, groups, places in self.head_grids:
-            group[root[heads]], place[root[heads]] = root[groups], root[places]
-        group, place = group[rows], place[rows]
+            group[root[heads]], within[root[heads]] = root[groups], root[places]
+        group, within = group[rows], within[rows]
         columns = torch.where((rows == columns) & (rows != group), FIXED, columns)
-        group, columns = (torch.where(group == columns, place, x) for x in (group, columns))
-        return torch.stack([group, columns, place])
+        group, columns = (torch.where(group == columns, within, x) for x in (group, columns))
+        return torch.stack([group, columns, within])
 
     def lines(self) -> Tensor:
         """Return row and column of each atom in grids, and itself, twice, of others."""
         root = self.roots()
-        found = root.repeat(2, 1)
+        line_of = root.repeat(2, 1)
         for cells, rows, columns in self.grids:
             lines = root[torch.stack([rows, columns])]
             if int(cells[0]) in self.matrices:  # with the other, where one always stays
                 lines = torch.where(lines == FIXED, lines.flip(0), lines)
-            found[:, root[cells]] = lines
-        return found[:, root]
+            line_of[:, root[cells]] = lines
+        return line_of[:, root]
 
     def roots(self, *, with_fixed: bool = True) -> Tensor:
         """Return for each atom the smallest that it is tied to, if need be by what must stay."""

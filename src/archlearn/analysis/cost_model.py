@@ -45,8 +45,8 @@ def marginal_costs(table: CostTable, kept: Tensor, coefficients: Tensor) -> Tens
     """Return what one more channel of each group costs, at the widths that are kept now."""
     factors = table.factors(kept)
     terms: list[Tensor] = []
-    for place, counts in enumerate(table.counts):
-        others = factors[:place] + factors[place + 1 :]
+    for index, counts in enumerate(table.counts):
+        others = factors[:index] + factors[index + 1 :]
         terms.append(counts.T @ functools.reduce(operator.mul, others, coefficients))
     return functools.reduce(operator.add, terms)
 
@@ -62,22 +62,22 @@ def build_cost_table(channel_graph: ChannelGraph, net: nn.Module) -> CostTable:
     rows: list[tuple[list[Factor], float, float]] = []
     calls: dict[str, list[tuple[str, Application]]] = {}
     for call, applied in by_call.items():
-        for each in applied:
-            calls.setdefault(each.weight, []).append((call, each))
+        for application in applied:
+            calls.setdefault(application.weight, []).append((call, application))
     for name, weight in _read_weights(net).items():
         sides: list[list[Factor]] = []
         for dim in (0, 1):
             size = weight.shape[dim] if weight.dim() > dim else 1
             sides.append(_count_indices(channel_graph, channel_graph.dims.get((name, dim)), size))
         rest, n_places = math.prod(weight.shape[2:]), 0
-        for call, each in calls.get(name, ()):
-            n = each.n_places
+        for call, application in calls.get(name, ()):
+            n = application.n_places
             if call in passing and n:
                 channels = channel_graph.root[passing[call]]
-                beside = _count_indices(channel_graph, channels, len(channels))
-                rows.append(([*sides[0], *sides[1], *beside], 0.0, rest * n / len(channels)))
-            elif each.rows is not None and n:
-                part = _count_indices(channel_graph, each.rows, len(each.rows))
+                rest_counts = _count_indices(channel_graph, channels, len(channels))
+                rows.append(([*sides[0], *sides[1], *rest_counts], 0.0, rest * n / len(channels)))
+            elif application.rows is not None and n:
+                part = _count_indices(channel_graph, application.rows, len(application.rows))
                 rows.append(([*part, *sides[1]], 0.0, rest * n))
             else:
                 n_places += n
@@ -89,9 +89,11 @@ def build_cost_table(channel_graph: ChannelGraph, net: nn.Module) -> CostTable:
     n_factors = max(len(factors) for factors, _, _ in rows)
     filled = [factors + [one] * (n_factors - len(factors)) for factors, _, _ in rows]
     return CostTable(
-        torch.stack([torch.stack([counts for counts, _ in each]) for each in filled], 1),
+        torch.stack(
+            [torch.stack([counts for counts, _ in application]) for application in filled], 1
+        ),
         torch.tensor(
-            [[fixed for _, fixed in each] for each in filled], device="cpu"
+            [[fixed for _, fixed in application] for application in filled], device="cpu"
         ).T.contiguous(),
         torch.tensor([n for _, n, _ in rows], dtype=torch.float32, device="cpu"),
         torch.tensor([n for _, _, n in rows], dtype=torch.float32, device="cpu"),
@@ -106,7 +108,7 @@ def _read_weights(net: nn.Module) -> dict[str, Tensor]:
             front = f"{owner}." if owner else ""
             for key in weight_sources(module):
                 weights.pop(f"{front}{key}", None)
-            weights |= {f"{front}{key}": found for key, found in compute_weights(module).items()}
+            weights |= {f"{front}{key}": weight for key, weight in compute_weights(module).items()}
     return weights
 
 
@@ -126,12 +128,12 @@ def count_positions(
         stays = ~dropped
     for call, applied in count_positions_by_call(channel_graph, net).items():
         passing = channel_graph.followed[0].passing.get(call)
-        for each in applied:
-            n, name = Fraction(0 if call in gone else each.n_places), each.weight
+        for application in applied:
+            n, name = Fraction(0 if call in gone else application.n_places), application.weight
             if passing is not None:
                 n *= _count(stays, channel_graph.root[passing]) / len(passing)
-            if each.rows is not None and n:
-                n *= _count(stays, each.rows) / _count(stays, channel_graph.dims[name, 0])
+            if application.rows is not None and n:
+                n *= _count(stays, application.rows) / _count(stays, channel_graph.dims[name, 0])
             positions[name] = positions.get(name, Fraction()) + n
     return positions
 
@@ -157,7 +159,7 @@ def count_positions_by_call(
     channel_graph: ChannelGraph, net: nn.Module
 ) -> dict[str, list[Application]]:
     """Return what each linear op applies in evaluation; a recurrent layer has several weights."""
-    found: dict[str, list[Application]] = {}
+    applied: dict[str, list[Application]] = {}
     names = first_names(net)
     for node, op in find_linear_ops(channel_graph.traces.evaluation, net):
         is_by_input = op.kind in (TRANSPOSED, RECURRENT)
@@ -167,9 +169,9 @@ def count_positions_by_call(
         others = (n for dim, n in enumerate(shape) if dim != len(shape) + op.channel_dim)
         n_places, first = math.prod(others), names.get(op.weight, op.weight)
         rows = channel_graph.dims[first, op.out_dim][op.weight_rows] if op.is_part else None
-        found[node.name] = [Application(first, n_places, rows)]
-        found[node.name] += [Application(names.get(n, n), n_places) for n in op.others]
-    return found
+        applied[node.name] = [Application(first, n_places, rows)]
+        applied[node.name] += [Application(names.get(n, n), n_places) for n in op.others]
+    return applied
 
 
 def _count_indices(channel_graph: ChannelGraph, channels: Tensor | None, size: int) -> list[Factor]:
@@ -181,10 +183,10 @@ def _count_indices(channel_graph: ChannelGraph, channels: Tensor | None, size: i
     if channels is None:
         return [(torch.zeros(len(sizes), device="cpu"), float(size))]
     rows, *others = channel_graph.parents[:, channels]
-    found = channel_graph.count_by_group(rows)
-    factors = [(found / sizes, float(size - found.sum()))]
+    counts = channel_graph.count_by_group(rows)
+    factors = [(counts / sizes, float(size - counts.sum()))]
     for other in others:
         if not torch.equal(rows, other):
-            found = channel_graph.count_by_group(other[rows != other]) / size
-            factors.append((found / sizes, float(1.0 - found.sum())))
+            counts = channel_graph.count_by_group(other[rows != other]) / size
+            factors.append((counts / sizes, float(1.0 - counts.sum())))
     return factors

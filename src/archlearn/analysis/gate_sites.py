@@ -47,7 +47,7 @@ class Stream:
 
 def find_sites(graph: fx.Graph, net: nn.Module) -> tuple[Site, ...]:
     """Return the sites of a graph in the order of their calls."""
-    order = {node: place for place, node in enumerate(graph.nodes)}
+    order = {node: position for position, node in enumerate(graph.nodes)}
     used: dict[str, int] = {}
     sites: list[Site] = []
     for node in graph.nodes:
@@ -65,15 +65,15 @@ def find_sites(graph: fx.Graph, net: nn.Module) -> tuple[Site, ...]:
 def find_trained(graph: fx.Graph) -> frozenset[str]:
     """Return the names of all calls that a gradient of the model's output reaches."""
     waiting = [node for node in graph.nodes if node.op == "output"]
-    found: set[fx.Node] = set()
+    trained: set[fx.Node] = set()
     while waiting:
         node = waiting.pop()
         is_detached = node.target in ("detach", "detach_", torch.detach, torch.detach_)
         is_detached |= node.target is getattr and node.args[1] == "data"
-        if node not in found and not is_detached:
-            found.add(node)
+        if node not in trained and not is_detached:
+            trained.add(node)
             waiting.extend(node.all_input_nodes)
-    return frozenset(node.name for node in found)
+    return frozenset(node.name for node in trained)
 
 
 def _layer_in_front(node: fx.Node, net: nn.Module, order: dict[fx.Node, int]) -> str | None:

@@ -38,17 +38,17 @@ class ReadPlane:
     dims: tuple[int, int]
 
 
-def read_plane(graph: ChannelGraph, place: int, node: fx.Node) -> ReadPlane | None:
+def read_plane(graph: ChannelGraph, index: int, node: fx.Node) -> ReadPlane | None:
     """Return the channels that a product reads in its first factor; None unless heads are apart."""
-    labels = graph.followed[place].values[node.all_input_nodes[0].name]
-    within = graph.followed[place].reads[node.name].dim
+    labels = graph.followed[index].values[node.all_input_nodes[0].name]
+    within = graph.followed[index].reads[node.name].dim
     if not isinstance(labels, Labels):
         return None
-    found, n_dims = where_varying(labels.ids), labels.ids.dim()
-    heads = [dim - n_dims for dim in varying(graph.parents[0][found])]
+    varied, n_dims = where_varying(labels.ids), labels.ids.dim()
+    heads = [dim - n_dims for dim in varying(graph.parents[0][varied])]
     if len(heads) != 1 or heads == [within]:
         return None
-    ids = plane_along(found, (heads[0], within))
+    ids = plane_along(varied, (heads[0], within))
     rows = graph.parents[0][ids[:, 0]]
     return ReadPlane(ids, (heads[0], within)) if len(rows.unique()) == len(rows) else None
 
@@ -65,14 +65,14 @@ def free_heads(graph: ChannelGraph, net: nn.Module) -> ChannelGraph:
     for ids in graph.elements.values():  # no slice could take others of each row
         search.bar(search.groups_within(ids))
         search.look_at(ids)
-    for place, nodes in enumerate(each.nodes for each in graph.graphs):
+    for index, nodes in enumerate(graph_nodes.nodes for graph_nodes in graph.graphs):
         for node in nodes:
-            search.look_at_node(place, node)
+            search.look_at_node(index, node)
     groups = tuple(
-        replace(group, channels=search.order[place], heads=search.heads[place])
-        if place in search.heads and place not in search.barred
+        replace(group, channels=search.order[index], heads=search.heads[index])
+        if index in search.heads and index not in search.barred
         else group
-        for place, group in enumerate(graph.groups)
+        for index, group in enumerate(graph.groups)
     )
     return replace(graph, groups=groups)
 
@@ -111,62 +111,62 @@ class _Search:
         """Take down the heads that a tensor has, or that it has not all of each, in one order."""
         ids = where_varying(ids).reshape(-1)
         self.bar(self.graph.group_of[self.graph.root[ids]].unique().tolist())  # places themselves
-        for place in self.groups_within(ids):
-            self._look_at_runs(place, ids[self.within[ids] == place])
+        for group in self.groups_within(ids):
+            self._look_at_runs(group, ids[self.within[ids] == group])
 
-    def _look_at_runs(self, place: int, ids: Tensor) -> None:
-        channels = self.graph.groups[place].channels
+    def _look_at_runs(self, group: int, ids: Tensor) -> None:
+        channels = self.graph.groups[group].channels
         if len(ids) % len(channels):
-            self.bar([place])
+            self.bar([group])
             return
         rows, columns = self.graph.parents[:2, ids].view(2, -1, len(channels))
-        order = self.order.setdefault(place, columns[0])
+        order = self.order.setdefault(group, columns[0])
         is_whole = torch.equal(order.sort().values, channels.sort().values)
         is_alike = bool((columns == order).all() and (rows == rows[:, :1]).all())
         heads = rows[:, 0]
-        known = self.heads.setdefault(
-            place, torch.tensor(list(dict.fromkeys(heads.tolist())), device="cpu")
+        heads_so_far = self.heads.setdefault(
+            group, torch.tensor(list(dict.fromkeys(heads.tolist())), device="cpu")
         )
-        is_known = bool(torch.isin(heads, known).all() and (heads != FIXED).all())
-        if not is_whole or not is_alike or not is_known or len(known) < 2:
-            self.bar([place])
+        is_known = bool(torch.isin(heads, heads_so_far).all() and (heads != FIXED).all())
+        if not is_whole or not is_alike or not is_known or len(heads_so_far) < 2:
+            self.bar([group])
 
-    def look_at_node(self, place: int, node: fx.Node) -> None:
+    def look_at_node(self, index: int, node: fx.Node) -> None:
         """Bar what a call may tell apart within heads."""
-        followed = self.graph.followed[place]
-        made = [x for x in leaves_of(followed.values[node.name]) if isinstance(x, Labels)]
-        read = [followed.values[each.name] for each in node.all_input_nodes]
-        read = [x for each in read for x in leaves_of(each) if isinstance(x, Labels)]
-        for labels in made:
+        followed = self.graph.followed[index]
+        written = [x for x in leaves_of(followed.values[node.name]) if isinstance(x, Labels)]
+        read = [followed.values[factor.name] for factor in node.all_input_nodes]
+        read = [x for factor in read for x in leaves_of(factor) if isinstance(x, Labels)]
+        for labels in written:
             self.look_at(labels.ids)
-        groups = {group for x in (*made, *read) for group in self.groups_within(x.ids)}
-        if groups and not self._is_allowed(place, node, made, read):
+        groups = {group for x in (*written, *read) for group in self.groups_within(x.ids)}
+        if groups and not self._is_allowed(index, node, written, read):
             self.bar(groups)
         if node.name in followed.reads:
             direct = self.graph.group_of[self.graph.root[followed.reads[node.name].ids]]
             is_apart = rule_for(node, self.net) in _PRODUCTS and bool((direct == direct[0]).all())
-            if not is_apart or read_plane(self.graph, place, node) is None:
+            if not is_apart or read_plane(self.graph, index, node) is None:
                 self.bar(direct.tolist())
 
     def _is_allowed(
-        self, place: int, node: fx.Node, made: list[Labels], read: list[Labels]
+        self, index: int, node: fx.Node, written: list[Labels], read: list[Labels]
     ) -> bool:
         if node.op in ("get_attr", "placeholder"):
             return True
         if is_linear_op(node, self.net):
             op = read_linear_op(node, self.net)
-            is_beside = node.name in self.graph.followed[place].passing
+            is_beside = node.name in self.graph.followed[index].passing
             return op is not None and op.groups == 1 and not is_beside
         rule = rule_for(node, self.net)
         if rule in _PLACEWISE:
-            return all(self._treats_alike(x, made[0]) for x in read)
+            return all(self._treats_alike(x, written[0]) for x in read)
         return rule in _ALLOWED
 
-    def _treats_alike(self, factor: Labels, made: Labels) -> bool:
+    def _treats_alike(self, factor: Labels, written: Labels) -> bool:
         """Return whether a factor has the same number for all places within a head, or its own."""
         if self.groups_within(factor.ids):
             return True
-        ids = where_varying(made.ids)
+        ids = where_varying(written.ids)
         columns = torch.where(self.within[ids] < 0, FIXED, self.graph.parents[1][ids])
         behind = [dim - ids.dim() for dim in varying(columns)]
         return all(-dim > factor.ids.dim() or factor.shape[dim] == 1 for dim in behind)

@@ -96,14 +96,14 @@ def _closure(
 
 
 def join_pairs(
-    graphs: Sequence[fx.Graph], found: Mapping[int, MergeablePair | str]
+    graphs: Sequence[fx.Graph], pairs: Mapping[int, MergeablePair | str]
 ) -> MergeablePair | str:
     """Return the pair that a site stands in wherever its layers are called, or why there is none.
 
     `found` is what was found in each graph that has the site, by the place of the graph.
     """
     mergeable: list[MergeablePair] = []
-    for pair in found.values():
+    for pair in pairs.values():
         if isinstance(pair, str):
             return pair
         mergeable.append(pair)
@@ -115,14 +115,14 @@ def join_pairs(
         return OTHERWISE
     layers = {one.first, one.second, *one.norms}
     nodes: list[tuple[str, ...]] = []
-    for place, graph in enumerate(graphs):
-        pair = found.get(place)
+    for index, graph in enumerate(graphs):
+        pair = pairs.get(index)
         if not isinstance(pair, MergeablePair) and any(
             str(n.target) in layers for n in graph.nodes
         ):
             return OTHERWISE
         nodes.append(pair.nodes[0] if isinstance(pair, MergeablePair) else ())
-    if len(graphs) - 1 not in found:
+    if len(graphs) - 1 not in pairs:
         return "called in evaluation mode only, where no gate learns"
     return replace(one, nodes=tuple(nodes))
 

@@ -129,8 +129,8 @@ def find_rules(net: nn.Module, graph: fx.Graph) -> dict[fx.Node, Rule]:
 
 def is_all_known(net: nn.Module, graph: fx.Graph) -> bool:
     """Return whether no call of a graph is unknown."""
-    found = find_rules(net, graph)
-    return not any(_is_unknown(node, net, rule) for node, rule in found.items())
+    rules = find_rules(net, graph)
+    return not any(_is_unknown(node, net, rule) for node, rule in rules.items())
 
 
 def _is_unknown(n: fx.Node, net: nn.Module, rule: Rule | None) -> bool:
@@ -159,15 +159,15 @@ def find_memory(
     A call `is_there` that has been made, and returned tensors. `shared` is what it reads whose
     memory its result may have.
     """
-    found: set[fx.Node] = set()
+    memory: set[fx.Node] = set()
     waiting = [node]
     while waiting:
         here = waiting.pop()
-        if here not in found and is_there(here):
-            found.add(here)
+        if here not in memory and is_there(here):
+            memory.add(here)
             waiting += [user for user in here.users if here in shared(user)]
             waiting += shared(here)
-    return found
+    return memory
 
 
 def may_be_view(node: fx.Node, net: nn.Module, rules: Mapping[fx.Node, Rule]) -> bool:
@@ -211,18 +211,20 @@ def _find_computed_weights(
 
     Their layers keep their channels; a label for each of a million elements would serve nobody.
     """
-    own: set[fx.Node] = set()
+    of_weights: set[fx.Node] = set()
     for node in graph.nodes:
         inputs = node.all_input_nodes
-        if node.op == "get_attr" or (inputs and "call" in node.op and own.issuperset(inputs)):
-            own.add(node)
-    found: set[fx.Node] = set()
+        if node.op == "get_attr" or (
+            inputs and "call" in node.op and of_weights.issuperset(inputs)
+        ):
+            of_weights.add(node)
+    computed: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        readers = [u for u in node.users if u not in found]
+        readers = [u for u in node.users if u not in computed]
         is_weight = all(rules.get(u) is linear and read_linear_op(u, net) is None for u in readers)
-        if node in own and node.users and is_weight:
-            found.add(node)
-    return found
+        if node in of_weights and node.users and is_weight:
+            computed.add(node)
+    return computed
 
 
 class _Follower(_Interpreter):
@@ -248,20 +250,20 @@ class _Follower(_Interpreter):
         self.may_guess = not any(
             _is_unknown(node, net, rule) or rule in _INDEXING for node, rule in self.rules.items()
         )
-        self.found = PropagationResult()
-        self.values = self.found.values
+        self.result = PropagationResult()
+        self.values = self.result.values
         self.runs: dict[str, tuple[Labels, Tensor]] = {}
         self.split: set[str] = set()
         self.grids: set[str] = set()  # calls whose result has heads and channels within
-        self.order = {node: place for place, node in enumerate(graph.nodes)}
+        self.order = {node: position for position, node in enumerate(graph.nodes)}
         self.computed = _find_computed_weights(graph, self.rules, net)
 
     def run_node(self, n: fx.Node) -> Any:
         out, n_blocks = self._run_call(n), len(self.constraints.blocks)
-        made = self._follow(n, out)
-        self.values[n.name] = None if isinstance(out, _LIMITS) else made
+        labels = self._follow(n, out)
+        self.values[n.name] = None if isinstance(out, _LIMITS) else labels
         if isinstance(out, Tensor):
-            self.found.dtypes[n.name] = out.dtype
+            self.result.dtypes[n.name] = out.dtype
         self._note_hidden(n, n_blocks)
         return out
 
@@ -273,7 +275,7 @@ class _Follower(_Interpreter):
                 with count_flops() as counter:
                     out = super().run_node(n)
                 if counter.get_total_flops():
-                    self.found.other_multiply_adds[n.name] = counter.get_total_flops() // 2
+                    self.result.other_multiply_adds[n.name] = counter.get_total_flops() // 2
                 return out
             if self.may_guess and n.op == "call_module" and rule is within_channel:
                 (x, *_), _ = self.fetch_args_kwargs_from_env(n)
@@ -294,10 +296,10 @@ class _Follower(_Interpreter):
         """A call that keeps what it reads hides channels from all calls up to the next layer."""
         if self.rules.get(n) is linear:
             if read_linear_op(n, self.net) is None:
-                self.found.hidden[n.name] = computed_weight(n)
+                self.result.hidden[n.name] = computed_weight(n)
             return
         hidden = [
-            self.found.hidden[m.name] for m in n.all_input_nodes if m.name in self.found.hidden
+            self.result.hidden[m.name] for m in n.all_input_nodes if m.name in self.result.hidden
         ]
         if hidden:
             text = f"tied by {describe_call(n)} to channels that are not known: {hidden[0].text}"
@@ -308,7 +310,7 @@ class _Follower(_Interpreter):
         if reason is None and len(self.constraints.blocks) > n_blocks:
             reason = self.constraints.blocks[-1].reason
         if reason is not None:
-            self.found.hidden[n.name] = reason
+            self.result.hidden[n.name] = reason
 
     def _follow(self, n: fx.Node, out: Any) -> Any:
         if n.op == "get_attr":
@@ -324,34 +326,34 @@ class _Follower(_Interpreter):
             return fixed_out(out)
         self._guard_in_place(n, step)
         step = self._guard_scrambled(n, step)
-        made = self.rules[n](step)
+        result = self.rules[n](step)
         if n.name in self.constraints.copies:
-            made = self._copy_for_heads(step.x, made)
+            result = self._copy_for_heads(step.x, result)
         for labels in step.repeated:
             self._note_copy(n, labels)
-        if isinstance(made, Labels) and isinstance(out, Tensor) and made.shape != out.shape:
-            made = opaque(step)
+        if isinstance(result, Labels) and isinstance(out, Tensor) and result.shape != out.shape:
+            result = opaque(step)
         for read in step.reads:
-            self.found.reads[n.name] = read
+            self.result.reads[n.name] = read
         for passing in step.passing:
-            self.found.passing[n.name] = passing
-        total = self.found.other_multiply_adds.get(n.name, 0)
+            self.result.passing[n.name] = passing
+        total = self.result.other_multiply_adds.get(n.name, 0)
         shares = sum(w for w, _ in step.products)
-        found = [(total * w // shares, ids) for w, ids in step.products if ids is not None]
-        if total and found:
-            self.found.products[n.name] = found
+        products = [(total * w // shares, ids) for w, ids in step.products if ids is not None]
+        if total and products:
+            self.result.products[n.name] = products
         if self.rules[n] in (move, pick, *_OF_PAIRS):
-            self._note_split(n, step, made)
+            self._note_split(n, step, result)
             n_before = sum(labels.ids.numel() for labels in step.labels)
-            for labels in leaves_of(made):
+            for labels in leaves_of(result):
                 if isinstance(labels, Labels) and labels.ids.numel() < n_before:
-                    self.found.parts.append(torch.unique(without_repeats(labels.ids)))
+                    self.result.parts.append(torch.unique(without_repeats(labels.ids)))
         if self.rules[n] is move:
-            self._note_run(n, step, made)
-        if isinstance(made, Labels) and len(varying(made.ids)) > 1:
+            self._note_run(n, step, result)
+        if isinstance(result, Labels) and len(varying(result.ids)) > 1:
             is_grid = any(node.name in self.grids for node in n.all_input_nodes)
             is_grid &= self.rules[n] in (*COMBINING, *_ONE_BY_ONE)
-            is_grid |= self.constraints.lines_of(made.ids) is not None
+            is_grid |= self.constraints.lines_of(result.ids) is not None
             is_grid |= n.name in self.constraints.copies
             if self.rules[n] in _PRODUCTS or is_grid:
                 self.grids.add(n.name)
@@ -359,10 +361,10 @@ class _Follower(_Interpreter):
             if self.rules[n] is unit_length and n.all_input_nodes[0].name in self.split:
                 self.split.add(n.name)
             if n.target in _JOINS and n.name in self.split:
-                self.constraints.boxes.append((f"{n.name}:out", made))
+                self.constraints.boxes.append((f"{n.name}:out", result))
         if self.rules[n] is activate:
-            self._note_site(n, made)
-        return made
+            self._note_site(n, result)
+        return result
 
     def _read_attribute(self, n: fx.Node, out: Tensor) -> Labels | Tensor:
         if n.users and all(is_selection(user) and user.args[2] is n for user in n.users):
@@ -380,15 +382,15 @@ class _Follower(_Interpreter):
 
     def _is_read_by_rows(self, n: fx.Node) -> bool:
         """Return whether linear ops alone read a parameter, and some of them a part of its rows."""
-        found = [n]
-        for node in found:  # it grows
-            found += [user for user in node.users if find_parameter(user) is n]
-        readers = {user for node in found for user in node.users}.difference(found)
-        return len(found) > 1 and all(
-            self.rules.get(each) is linear
-            and read_linear_op(each, self.net) is not None
-            and each.all_input_nodes[0] not in found
-            for each in readers
+        views = [n]
+        for node in views:  # it grows
+            views += [user for user in node.users if find_parameter(user) is n]
+        readers = {user for node in views for user in node.users}.difference(views)
+        return len(views) > 1 and all(
+            self.rules.get(reader) is linear
+            and read_linear_op(reader, self.net) is not None
+            and reader.all_input_nodes[0] not in views
+            for reader in readers
         )
 
     def _step(self, n: fx.Node, out: Any) -> OpCall:
@@ -410,7 +412,7 @@ class _Follower(_Interpreter):
         )
         if any(self.order[user] > self.order[n] for node in same for user in node.users):
             seen = [self.values[node.name] for node in same]
-            for labels in [*step.labels, *[each for each in seen if isinstance(each, Labels)]]:
+            for labels in [*step.labels, *[item for item in seen if isinstance(item, Labels)]]:
                 self.constraints.block(
                     labels.ids,
                     f"changed in place by {describe_call(n)} and read again afterwards",
@@ -430,9 +432,9 @@ class _Follower(_Interpreter):
             return step
         if self.rules[n] is expand_as and len(varying(step.x.ids)) == 1:
             return step  # of the other it reads the shape alone
-        found = [(each, varying(each.ids)) for each in step.labels if len(spread(each.ids)) > 1]
-        scrambled = [(labels, dims) for labels, dims in found if len(dims) > 1]
-        is_matrix = any(self.constraints.lines_of(each.ids) is not None for each, _ in scrambled)
+        with_dims = [(item, varying(item.ids)) for item in step.labels if len(spread(item.ids)) > 1]
+        scrambled = [(labels, dims) for labels, dims in with_dims if len(dims) > 1]
+        is_matrix = any(self.constraints.lines_of(item.ids) is not None for item, _ in scrambled)
         if self.rules[n] in _PRODUCTS and not is_matrix:
             return step
         if self.rules[n] is pad and is_matrix:
@@ -442,8 +444,8 @@ class _Follower(_Interpreter):
         is_pointwise = is_one or self.rules[n] in COMBINING
         is_table = is_pointwise and not is_split and _are_tables(step.labels)
         if is_table or (is_split and (is_pointwise or n.target in _JOINS)):
-            for place, (labels, _) in enumerate(scrambled):  # what goes is known at the end
-                self.constraints.boxes.append((f"{n.name}:{place}" if place else n.name, labels))
+            for count, (labels, _) in enumerate(scrambled):  # what goes is known at the end
+                self.constraints.boxes.append((f"{n.name}:{count}" if count else n.name, labels))
             if is_split:
                 self.split.add(n.name)
             return step
@@ -489,21 +491,21 @@ class _Follower(_Interpreter):
             else:
                 behind += [source for source in sources if source not in behind]
 
-    def _copy_for_heads(self, source: Labels, made: Labels) -> Labels:
+    def _copy_for_heads(self, source: Labels, result: Labels) -> Labels:
         """Return labels of copies: each goes with its head, or with its channel in all of them."""
-        dim = _copied_dim(source, made)
+        dim = _copied_dim(source, result)
         if dim is None:
-            return made
-        front = (None,) * (made.ids.dim() - source.ids.dim())
+            return result
+        front = (None,) * (result.ids.dim() - source.ids.dim())
         labels = Labels(source.ids[front], source.state[front])
-        n = made.shape[dim] // labels.shape[dim]
+        n = result.shape[dim] // labels.shape[dim]
         return self.constraints.copy_for_heads(labels, dim, n)
 
-    def _note_split(self, n: fx.Node, step: OpCall, made: Any) -> None:
+    def _note_split(self, n: fx.Node, step: OpCall, result: Any) -> None:
         """A view may split channels over several dimensions; what goes must be whole rows there."""
         split = [self.values[node.name] for node in n.all_input_nodes if node.name in self.split]
         is_view = len(step.labels) == 1 and len(varying(step.x.ids)) < 2
-        parts = [leaf for leaf in leaves_of(made) if isinstance(leaf, Labels)]
+        parts = [leaf for leaf in leaves_of(result) if isinstance(leaf, Labels)]
         is_part = bool(split) and self.rules[n] is pick
         if is_part or ((split or is_view) and any(len(varying(part.ids)) > 1 for part in parts)):
             self.split.add(n.name)
@@ -513,17 +515,17 @@ class _Follower(_Interpreter):
                     labels.ids,
                     f"{describe_call(n)} takes a part of its heads that has no elements",
                 )
-        if self.rules[n] is pick or not isinstance(made, Labels):
+        if self.rules[n] is pick or not isinstance(result, Labels):
             self.constraints.boxes += [(n.name, each) for each in split if isinstance(each, Labels)]
 
-    def _note_run(self, n: fx.Node, step: OpCall, made: Any) -> None:
+    def _note_run(self, n: fx.Node, step: OpCall, result: Any) -> None:
         """A run of moves through several dimensions must amount to a selection of channels."""
-        if len(step.labels) != 1 or not isinstance(made, Labels):
+        if len(step.labels) != 1 or not isinstance(result, Labels):
             return
-        found = [node for node in n.all_input_nodes if self.values[node.name] is step.x]
-        if not found:
+        sources = [node for node in n.all_input_nodes if self.values[node.name] is step.x]
+        if not sources:
             return
-        source = found[0]
+        source = sources[0]
         if source.name in self.grids:  # what goes is whole heads, and the same of each
             self.grids.add(n.name)
             return
@@ -531,7 +533,7 @@ class _Follower(_Interpreter):
         if places is None:
             places = torch.arange(step.x.ids.numel(), device="cpu").reshape(step.x.shape)
         moved = call_on_places(step, places)
-        if len(varying(made.ids)) > 1:
+        if len(varying(result.ids)) > 1:
             self.runs[n.name] = (start, moved)
         elif (
             source.name in self.runs
@@ -539,24 +541,24 @@ class _Follower(_Interpreter):
             and as_selection(start.shape, moved) is None
         ):
             self.constraints.block(
-                made.ids,
+                result.ids,
                 f"{describe_call(n)} spreads channels over several dimensions",
             )
 
-    def _note_site(self, n: fx.Node, made: Any) -> None:
-        if not isinstance(made, Labels) or made.ids.dim() < 1:
+    def _note_site(self, n: fx.Node, labels: Any) -> None:
+        if not isinstance(labels, Labels) or labels.ids.dim() < 1:
             return
-        dims = varying(made.ids)
-        lines = self.constraints.lines_of(made.ids)
+        dims = varying(labels.ids)
+        lines = self.constraints.lines_of(labels.ids)
         if lines is not None and len(varying(lines[1])) == 1:  # those of the layer in front
             (dim,) = varying(lines[1])
-            self.found.sites[n.name] = SiteChannels(dim, line_along(lines[1], dim))
+            self.result.sites[n.name] = SiteChannels(dim, line_along(lines[1], dim))
         elif dims:
-            ids, _ = self.constraints.read(made, dims[0])
-            self.found.sites[n.name] = SiteChannels(dims[0], ids)
-        elif bool((made.ids != FIXED).any()):
-            self.found.sites[n.name] = SiteChannels(
-                min(1, made.ids.dim() - 1), made.ids.reshape(-1)[:1]
+            ids, _ = self.constraints.read(labels, dims[0])
+            self.result.sites[n.name] = SiteChannels(dims[0], ids)
+        elif bool((labels.ids != FIXED).any()):
+            self.result.sites[n.name] = SiteChannels(
+                min(1, labels.ids.dim() - 1), labels.ids.reshape(-1)[:1]
             )
 
 
@@ -576,21 +578,21 @@ def _is_table(ids: Tensor) -> bool:
     return len(ids.unique()) == ids.numel()
 
 
-def _copied_dim(source: Any, made: Any) -> int | None:
+def _copied_dim(source: Any, result: Any) -> int | None:
     """Return the dimension along which a call has repeated each head, or what has none."""
-    if not isinstance(source, Labels) or not isinstance(made, Labels):
+    if not isinstance(source, Labels) or not isinstance(result, Labels):
         return None
-    if made.ids.numel() <= source.ids.numel() or made.ids.dim() < source.ids.dim():
+    if result.ids.numel() <= source.ids.numel() or result.ids.dim() < source.ids.dim():
         return None
-    before = (1,) * (made.ids.dim() - source.ids.dim()) + tuple(source.shape)
-    longer = [dim for dim, size in enumerate(made.shape) if size > before[dim]]
-    ids, copies = where_varying(source.ids.reshape(before)), where_varying(made.ids)
+    before = (1,) * (result.ids.dim() - source.ids.dim()) + tuple(source.shape)
+    longer = [dim for dim, size in enumerate(result.shape) if size > before[dim]]
+    ids, copies = where_varying(source.ids.reshape(before)), where_varying(result.ids)
     dims = varying(ids)
     if len(longer) != 1 or len(dims) not in (1, 2) or (len(dims) == 2 and dims[0] > longer[0]):
         return None
-    dim, n = longer[0], made.shape[longer[0]] // before[longer[0]]
-    own = ids.repeat_interleave(n, dim)
-    is_copy = before[dim] == 1 or (own.shape == copies.shape and torch.equal(own, copies))
+    dim, n = longer[0], result.shape[longer[0]] // before[longer[0]]
+    repeated = ids.repeat_interleave(n, dim)
+    is_copy = before[dim] == 1 or (repeated.shape == copies.shape and torch.equal(repeated, copies))
     return dim if is_copy else None
 
 
@@ -600,15 +602,15 @@ def _choose_dim(all_labels: list[Labels]) -> int | None:
     A class token in front of patches, or a table of positions: labels vary along both dimensions.
     Behind a pixel shuffle channels lie side by side in space, too, again and again: not there.
     """
-    labels = [each for each in all_labels if each.ids.dim() and each.ids.numel()]
-    most = max(each.ids.dim() for each in labels)
+    labels = [item for item in all_labels if item.ids.dim() and item.ids.numel()]
+    most = max(item.ids.dim() for item in labels)
     dims = {dim - most for dim in range(most)}
     best, best_count = None, 1
     for behind in sorted(dims, reverse=True):
         counts = [
-            0 if _repeats(each.ids, behind) else _count_apart(each.ids, behind)
-            for each in labels
-            if each.ids.dim() + behind >= 0 and spread(each.ids)
+            0 if _repeats(item.ids, behind) else _count_apart(item.ids, behind)
+            for item in labels
+            if item.ids.dim() + behind >= 0 and spread(item.ids)
         ]
         if counts and min(counts) > best_count:
             best, best_count = behind, min(counts)
@@ -618,8 +620,8 @@ def _choose_dim(all_labels: list[Labels]) -> int | None:
 def _repeats(ids: Tensor, dim: int) -> bool:
     """Return whether a channel lies at several indices of a dimension."""
     line = line_along(ids, dim)
-    own = line[line != FIXED]
-    return len(own.unique()) < len(own)
+    labels = line[line != FIXED]
+    return len(labels.unique()) < len(labels)
 
 
 def _count_apart(ids: Tensor, dim: int) -> int:
@@ -657,21 +659,21 @@ def follow(
     constraints = ChannelConstraints(net, whole_groups=dict(whole_groups or {}), copies=set(copies))
     followed: list[PropagationResult] = []
     with torch.no_grad(), frozen(net):
-        for place, graph in enumerate(graphs):
-            behind = gated.get(place, frozenset())
+        for index, graph in enumerate(graphs):
+            behind = gated.get(index, frozenset())
             follower = _Follower(net, graph, constraints, behind, gate_reads=gate_reads)
             follower.run(*values_for(graph, inputs.copy()))
-            followed.append(follower.found)
+            followed.append(follower.result)
     if constraints.copies > copies:
-        known = frozenset(constraints.copies)
+        copied = frozenset(constraints.copies)
         return follow(
             net, graphs, inputs, gated,
-            gate_reads=gate_reads, whole_groups=whole_groups, copies=known,
+            gate_reads=gate_reads, whole_groups=whole_groups, copies=copied,
         )  # fmt: skip
     constraints.tie_grids()
     _tie_boxes(constraints)
     _tie_spreads(constraints)
-    _tie_unread_parts(constraints, [part for each in followed for part in each.parts])
+    _tie_unread_parts(constraints, [part for flow in followed for part in flow.parts])
     _keep_ambiguous_parameters(constraints)
     constraints.tie_grids()
     return constraints, tuple(followed)
@@ -717,9 +719,9 @@ def _tie_spreads(constraints: ChannelConstraints) -> None:
     Where whole heads go, what is as long as a head and multiplies each of them stays.
     """
     for base, ids in constraints.spreads:
-        own, parents = set(varying(ids)), constraints.lines()
+        dims, parents = set(varying(ids)), constraints.lines()
         sides = [pointwise(side.__getitem__, base) for side in parents]
-        alike = [side for side in sides if own & set(varying(side))]
+        alike = [side for side in sides if dims & set(varying(side))]
         if not torch.equal(*parents[:, without_repeats(ids)]):  # they go with heads, and within
             for side, parent in zip(sides, parents, strict=True):
                 constraints.tie(side, pointwise(parent.__getitem__, ids))
@@ -749,12 +751,12 @@ def _tie_unread_parts(constraints: ChannelConstraints, parts: Sequence[Tensor]) 
             for dim, size in enumerate(ids.shape)
             if size > 1
         }
-        tied = {dim: _count_tied(root[own], sizes[own] > 1) for dim, own in lines.items()}
+        tied = {dim: _count_tied(root[line], sizes[line] > 1) for dim, line in lines.items()}
         dims = [dim for dim, (_, is_whole) in tied.items() if is_whole]
         dims = dims or [dim for dim, (is_some, _) in tied.items() if is_some]
-        for dim, own in lines.items():
+        for dim, line in lines.items():
             if dim in of_rows or dim in dims:
-                constraints.tie(own[:1].expand_as(own), own)
+                constraints.tie(line[:1].expand_as(line), line)
 
 
 def _count_tied(lines: Tensor, is_read: Tensor) -> tuple[bool, bool]:

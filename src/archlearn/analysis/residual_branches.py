@@ -75,9 +75,9 @@ class Removals:
     calls: tuple[dict[str, Closings], ...]
     tensors: dict[str, Closings]
 
-    def gone_calls(self, place: int, closed: frozenset[int]) -> set[str]:
+    def gone_calls(self, index: int, closed: frozenset[int]) -> set[str]:
         """Return the calls of a graph that are gone when these branches are closed."""
-        return _gone(self.calls[place], closed)
+        return _gone(self.calls[index], closed)
 
     def gone_tensors(self, closed: frozenset[int]) -> set[str]:
         """Return the parameters and buffers that are gone when these branches are closed."""
@@ -85,7 +85,7 @@ class Removals:
 
 
 def _gone(closings: Mapping[str, Closings], closed: frozenset[int]) -> set[str]:
-    return {name for name, sets in closings.items() if any(each <= closed for each in sets)}
+    return {name for name, sets in closings.items() if any(branches <= closed for branches in sets)}
 
 
 def find_branches(
@@ -95,14 +95,14 @@ def find_branches(
 
     A branch must be one in all graphs.
     """
-    looks = [_BranchFinder(net, graph, each) for graph, each in zip(graphs, followed, strict=True)]
-    found = [look.find() for look in looks]
+    looks = [_BranchFinder(net, graph, item) for graph, item in zip(graphs, followed, strict=True)]
+    by_graph = [look.find() for look in looks]
     branches: dict[str, Branch] = {}
     reasons: dict[str, Reason] = {}
-    for name in dict.fromkeys(name for each in found for name in each):
-        alike = [each[name] for each in found if name in each]
-        refused = next((each for each in alike if isinstance(each, Reason)), None)
-        kept = [each for each in alike if not isinstance(each, Reason)]
+    for name in dict.fromkeys(name for item in by_graph for name in item):
+        alike = [item[name] for item in by_graph if name in item]
+        refused = next((item for item in alike if isinstance(item, Reason)), None)
+        kept = [item for item in alike if not isinstance(item, Reason)]
         if refused is not None:
             reasons[name] = refused
         elif len(kept) < len(graphs) or len({frozenset(layers) for layers, _ in kept}) > 1:
@@ -120,14 +120,14 @@ class _BranchFinder:
     def __init__(self, net: nn.Module, graph: fx.Graph, followed: PropagationResult) -> None:
         self.net, self.graph, self.followed = net, graph, followed
         self.rules = find_rules(net, graph)
-        self.order = {node: place for place, node in enumerate(graph.nodes)}
+        self.order = {node: position for position, node in enumerate(graph.nodes)}
         self.idle = find_idle(graph, self.rules, net)
         self.trained = find_trained(graph)
         self.additions = [node for node in graph.nodes if self._is_addition(node)]
 
     def find(self) -> dict[str, tuple[tuple[str, ...], Addition] | Reason]:
         """Return the layers and the addition of each branch by its name, or why it must stay."""
-        found: dict[str, tuple[tuple[str, ...], Addition] | Reason] = {}
+        branches: dict[str, tuple[tuple[str, ...], Addition] | Reason] = {}
         used: dict[str, int] = {}
         for node in self.additions:
             chosen = self._choose(node)
@@ -141,11 +141,11 @@ class _BranchFinder:
             name = ".".join(parts[0] for parts in shared) or layers[0]
             used[name] = used.get(name, 0) + 1
             reason = self._refuse(node, chosen, inside)
-            found[name if used[name] == 1 else f"{name}#{used[name]}"] = reason or (
+            branches[name if used[name] == 1 else f"{name}#{used[name]}"] = reason or (
                 layers,
                 Addition(node.name, chosen),
             )
-        return found
+        return branches
 
     def _is_addition(self, node: fx.Node) -> bool:
         """Return whether a call adds two tensors of the same shape and dtype."""
@@ -153,8 +153,8 @@ class _BranchFinder:
         if spec is None or "torch.add" not in spec.calls or len(node.args) != 2 or node.kwargs:
             return False
         operands = [arg for arg in node.args if isinstance(arg, fx.Node)]
-        found = [self.followed.values[operand.name] for operand in operands]
-        shapes = {labels.shape for labels in found if isinstance(labels, Labels)}
+        values = [self.followed.values[operand.name] for operand in operands]
+        shapes = {labels.shape for labels in values if isinstance(labels, Labels)}
         dtypes = {self.followed.dtypes.get(operand.name) for operand in operands}
         return len(set(operands)) == 2 and len(shapes) == len(dtypes) == 1 and None not in dtypes
 
@@ -248,9 +248,9 @@ class _BranchFinder:
         if later:
             shortcut = _operand_of(node, 1 - operand)
             held = self._find_memory(shortcut, self.additions) - behind
-            given = any(call.op in ("placeholder", "get_attr") for call in held)
+            is_input = any(call.op in ("placeholder", "get_attr") for call in held)
             readers = {user for call in held for user in call.users} - inside
-            if given or any(self.order[user] > min(later) for user in readers):
+            if is_input or any(self.order[user] > min(later) for user in readers):
                 return Reason(
                     "its sum is changed in place, and without it that would be what others read",
                     "set inplace=False behind the addition",
@@ -272,9 +272,9 @@ class _BranchFinder:
 
 
 def _operand_of(addition: fx.Node, operand: int) -> fx.Node:
-    found = addition.args[operand]
-    assert isinstance(found, fx.Node)  # both are tensors
-    return found
+    operand_node = addition.args[operand]
+    assert isinstance(operand_node, fx.Node)  # both are tensors
+    return operand_node
 
 
 def find_idle(graph: fx.Graph, rules: Mapping[fx.Node, Rule], net: nn.Module) -> set[fx.Node]:
@@ -297,8 +297,8 @@ def find_removals(
     if not branches:
         return Removals(tuple({} for _ in graphs), {})
     calls = tuple(
-        _close_calls(net, graph, [branch.additions[place] for branch in branches])
-        for place, graph in enumerate(graphs)
+        _close_calls(net, graph, [branch.additions[index] for branch in branches])
+        for index, graph in enumerate(graphs)
     )
     names = first_names(net)
     readers: dict[str, list[Closings]] = {}
@@ -307,7 +307,7 @@ def find_removals(
             for name in _read_tensors(node, net):
                 closing = closings.get(node.name, _NEVER)
                 readers.setdefault(names.get(name, name), []).append(closing)
-    tensors = {name: _all_of(each) for name, each in readers.items()}
+    tensors = {name: _all_of(sets_of_branches) for name, sets_of_branches in readers.items()}
     return Removals(calls, {name: sets for name, sets in tensors.items() if sets})
 
 
@@ -335,49 +335,51 @@ def _close_calls(
     """
     by_name = {node.name: node for node in graph.nodes}
     of_branch = {
-        (_operand_of(by_name[each.node], each.operand), by_name[each.node]): frozenset(
-            {frozenset({place})}
+        (_operand_of(by_name[addition.node], addition.operand), by_name[addition.node]): frozenset(
+            {frozenset({number})}
         )
-        for place, each in enumerate(additions)
+        for number, addition in enumerate(additions)
     }
     idle = find_idle(graph, find_rules(net, graph), net)
-    found: dict[fx.Node, Closings] = {}
+    sets_of: dict[fx.Node, Closings] = {}
     for node in reversed(graph.nodes):
         if node in idle or node.op == "placeholder":
             continue
         readers = [user for user in node.users if user not in idle]
-        found[node] = _all_of([
-            _any_of([found[user], of_branch.get((node, user), _NEVER)])
+        sets_of[node] = _all_of([
+            _any_of([sets_of[user], of_branch.get((node, user), _NEVER)])
             for user in readers
         ])  # fmt: skip
     for node in graph.nodes:
         if node in idle:
-            found[node] = _any_of([found.get(source, _NEVER) for source in node.all_input_nodes])
-    return {node.name: sets for node, sets in found.items() if sets}
+            sets_of[node] = _any_of(
+                [sets_of.get(source, _NEVER) for source in node.all_input_nodes]
+            )
+    return {node.name: sets for node, sets in sets_of.items() if sets}
 
 
 def _any_of(parts: Iterable[Closings]) -> Closings:
     """Return the closings of what goes as soon as any of several goes."""
-    return _without_larger(each for part in parts for each in part)
+    return _without_larger(branches for part in parts for branches in part)
 
 
 def _all_of(parts: Sequence[Closings]) -> Closings:
     """Return the closings of what goes once all of several have gone; of none, never."""
     if not parts:
         return _NEVER
-    made = parts[0]
+    combined = parts[0]
     for part in parts[1:]:
-        if made != part:
-            made = _without_larger(one | two for one in made for two in part)
-        if len(made) > _MOST_SETS:
+        if combined != part:
+            combined = _without_larger(one | two for one in combined for two in part)
+        if len(combined) > _MOST_SETS:
             return _NEVER
-    return made
+    return combined
 
 
 def _without_larger(sets: Iterable[frozenset[int]]) -> Closings:
     """Return sets without those that hold another one."""
     kept: list[frozenset[int]] = []
-    for each in sorted(set(sets), key=len):
-        if not any(other <= each for other in kept):
-            kept.append(each)
+    for branches in sorted(set(sets), key=len):
+        if not any(other <= branches for other in kept):
+            kept.append(branches)
     return frozenset(kept)

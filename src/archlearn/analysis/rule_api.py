@@ -50,8 +50,8 @@ class OpCall:
     )
 
     def __post_init__(self) -> None:
-        found = [leaf for leaf in leaves_of((self.args, self.kwargs)) if isinstance(leaf, Labels)]
-        object.__setattr__(self, "labels", found)
+        labels = [leaf for leaf in leaves_of((self.args, self.kwargs)) if isinstance(leaf, Labels)]
+        object.__setattr__(self, "labels", labels)
 
     @property
     def module(self) -> nn.Module:
@@ -146,8 +146,8 @@ def _is_read(step: OpCall, labels: Labels) -> bool:
     if has_weights or not dims or not (step.is_module or is_function):
         return True
     real = (step.real_args, step.real_kwargs)
-    given = zip(leaves_of((step.args, step.kwargs)), leaves_of(real), strict=True)
-    x = next(tensor for other, tensor in given if other is labels)
+    arguments = zip(leaves_of((step.args, step.kwargs)), leaves_of(real), strict=True)
+    x = next(tensor for other, tensor in arguments if other is labels)
     first = tuple(slice(1 if dim in dims else None) for dim in range(x.dim()))
     try:
         nan = torch.full_like(x[first], torch.nan)

@@ -54,12 +54,12 @@ _LAYERS = (PRODUCT, "pooling.pool")
 def stub_layers(net: nn.Module, notes: Notes) -> Generator[None]:
     """Let layers return tensors that do not depend on their weights."""
     replaced: list[nn.Module] = []
-    for place, (name, module) in enumerate(net.named_modules()):
+    for number, (name, module) in enumerate(net.named_modules()):
         spec = spec_of_class(type(module))
         is_layer = spec is not None and (spec.foldable or spec.rule in _LAYERS)
         is_layer &= type(module).__module__.startswith("torch.nn")  # others are followed inside
         if is_layer and not has_hooks(module) and "forward" not in vars(module):
-            vars(module)["forward"] = _stub_layer(module, name, place, notes)
+            vars(module)["forward"] = _stub_layer(module, name, number, notes)
             replaced.append(module)
     try:
         yield
@@ -68,7 +68,7 @@ def stub_layers(net: nn.Module, notes: Notes) -> Generator[None]:
             del vars(module)["forward"]
 
 
-def _stub_layer(module: Any, name: str, place: int, notes: Notes) -> Callable[..., Any]:
+def _stub_layer(module: Any, name: str, number: int, notes: Notes) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not args and set(kwargs) == {"input"}:
             args, kwargs = (kwargs["input"],), {}
@@ -83,8 +83,8 @@ def _stub_layer(module: Any, name: str, place: int, notes: Notes) -> Callable[..
         notes.layers.append(name)
         notes.read.append(read)
         if is_left_out:
-            return x * (1.0 + 0.01 * (place % 50))
-        share = 0.4 + 0.1 * math.sin(place + len(notes.layers))
+            return x * (1.0 + 0.01 * (number % 50))
+        share = 0.4 + 0.1 * math.sin(number + len(notes.layers))
         level = torch.sin(read) * share + 1.0
         return (_pattern(out.shape, flat) * level).to(out.dtype)
 
@@ -166,11 +166,11 @@ class _Stage:
 
     def run_graph(self) -> Notes:
         """Run the graph, and leave the model as it was."""
-        return self._run(lambda given: run_graph(self.net, self.graph, given))
+        return self._run(lambda inputs: run_graph(self.net, self.graph, inputs))
 
     def run_forward(self) -> Notes:
         """Run the model itself, and leave it as it was."""
-        return self._run(lambda given: self.net(*given.args, **given.kwargs))
+        return self._run(lambda inputs: self.net(*inputs.args, **inputs.kwargs))
 
     def _run(self, call: Callable[[ExampleInputs], Any]) -> Notes:
         notes = Notes()
@@ -195,8 +195,8 @@ def _check_mode(stage: _Stage) -> None:
             f"the model does not run on the example inputs: {first_line(meant.error)}. Give "
             "inputs that model(...) takes, on the device and in the dtype of the model"
         ) from meant.error
-    found = _find_difference(meant, traced)
-    if found and not _find_difference(meant, stage.run_forward()):
+    problem = _find_difference(meant, traced)
+    if problem and not _find_difference(meant, stage.run_forward()):
         why = (
             "It does something that a trace does not hold, such as asking for type(x), catching an "
             "error, or += on a view of another tensor. Move that into a submodule of its own and "
@@ -212,7 +212,7 @@ def _check_mode(stage: _Stage) -> None:
             )
         raise TracingError(
             f"cannot follow the forward of {type(stage.net).__name__}: on the example inputs its "
-            f"trace {found}. {why}"
+            f"trace {problem}. {why}"
         )
 
 

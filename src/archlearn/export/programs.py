@@ -111,19 +111,19 @@ def export_model(
                 f"torch cannot export {type(model).__name__} to {to} "
                 f"({first_line(error.__cause__ or error)}); {more}"
             ) from error
-    n_bytes = sum(each.stat().st_size for each in paths)
+    n_bytes = sum(written.stat().st_size for written in paths)
     return Exported(paths, differs_by, n_bytes, limits)
 
 
 def _check_dims(dims: Any, inputs: ExampleInputs) -> tuple[int, ...]:
     """Return dimensions that all are dimensions of an input."""
     most = max((x.dim() for x in inputs.tensors()), default=0)
-    found = tuple(dims) if isinstance(dims, Iterable) else ()
-    if not found or not all(isinstance(dim, int) and 0 <= dim < max(most, 1) for dim in found):
+    chosen = tuple(dims) if isinstance(dims, Iterable) else ()
+    if not chosen or not all(isinstance(dim, int) and 0 <= dim < max(most, 1) for dim in chosen):
         raise InputError(
             f"dynamic_dims is {dims!r}; name dimensions of the inputs, which have {most}: (0, 1)"
         )
-    return found
+    return chosen
 
 
 def _without_hidden(model: nn.Module, inputs: ExampleInputs) -> ExampleInputs:
@@ -150,12 +150,12 @@ def _write_onnx(
         dynamic_shapes=_any_size(model, inputs, names),
     )  # fmt: skip
     session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    keys = [each.name for each in session.get_inputs()]
+    keys = [node.name for node in session.get_inputs()]
 
-    def run(given: ExampleInputs) -> list[Tensor]:
-        arrays = [tensor.numpy() for tensor in given.tensors()]
-        found = session.run(None, dict(zip(keys, arrays, strict=True)))
-        return [torch.from_numpy(array) for array in found]
+    def run(inputs: ExampleInputs) -> list[Tensor]:
+        arrays = [tensor.numpy() for tensor in inputs.tensors()]
+        outputs = session.run(None, dict(zip(keys, arrays, strict=True)))
+        return [torch.from_numpy(array) for array in outputs]
 
     return (path,), run, _find_limits(program)
 
@@ -180,26 +180,26 @@ def _export(
 
 
 def _runner(loaded: Callable[..., Any]) -> Run:
-    return lambda given: tensors_in(loaded(*given.args, **given.kwargs))
+    return lambda inputs: tensors_in(loaded(*inputs.args, **inputs.kwargs))
 
 
 def _find_limits(program: torch.export.ExportedProgram) -> Limits:
     """Return the sizes of inputs for which the path was taken that was exported."""
     ranges: Any = program.range_constraints
-    found: dict[int, tuple[float, float]] = {}
+    limits: dict[int, tuple[float, float]] = {}
     for node in program.graph.find_nodes(op="placeholder"):
         shape: Any = getattr(node.meta.get("val"), "shape", ())
         for dim, size in enumerate(shape):
-            known = ranges.get(size.node.expr) if isinstance(size, torch.SymInt) else None
-            if known is None:
+            value_range = ranges.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+            if value_range is None:
                 continue
             # From two on is what torch assumes of any size.
-            least = int(known.lower) if known.lower > 2 else 0
-            largest = int(known.upper) if known.upper.is_Integer else math.inf
+            least = int(value_range.lower) if value_range.lower > 2 else 0
+            largest = int(value_range.upper) if value_range.upper.is_Integer else math.inf
             if least or largest < math.inf:
-                before = found.get(dim, (0, math.inf))
-                found[dim] = max(before[0], least), min(before[1], largest)
-    return found
+                before = limits.get(dim, (0, math.inf))
+                limits[dim] = max(before[0], least), min(before[1], largest)
+    return limits
 
 
 def _is_within(limits: Limits, inputs: ExampleInputs) -> bool:
@@ -215,17 +215,17 @@ def _resized(model: nn.Module, inputs: ExampleInputs, dims: tuple[int, ...]) -> 
     Raises:
         InputError: If it takes no other size along a dimension, that of the batch excepted.
     """
-    found: list[ExampleInputs] = []
+    resized: list[ExampleInputs] = []
     for dim in dims:
         candidates = [inputs.map(partial(_enlarge, dim=dim, by=by)) for by in (1, None)]
-        taken = [each for each in candidates if _takes(model, each)]
+        taken = [candidate for candidate in candidates if _takes(model, candidate)]
         if dim and not taken:
             raise InputError(
                 f"{type(model).__name__} takes neither one more nor twice as many as the example "
                 f"has along dimension {dim} of its inputs; leave it out of dynamic_dims={dims}"
             )
-        found += taken[:1] if dim == 0 else taken
-    return found
+        resized += taken[:1] if dim == 0 else taken
+    return resized
 
 
 def _enlarge(x: Tensor, dim: int, by: int | None) -> Tensor:
@@ -244,9 +244,9 @@ def _takes(model: nn.Module, inputs: ExampleInputs) -> bool:
 def _compare(model: nn.Module, samples: Iterable[ExampleInputs], run: Run) -> float:
     """Return the largest difference on some inputs."""
     worst, allowed = 0.0, TOLERANCE
-    for given in samples:
-        expected = tensors_in(model(*given.args, **given.kwargs))
-        worst = max(worst, difference(expected, run(given)))
+    for inputs in samples:
+        expected = tensors_in(model(*inputs.args, **inputs.kwargs))
+        worst = max(worst, difference(expected, run(inputs)))
         halves = [y.dtype for y in expected if y.dtype in (torch.float16, torch.bfloat16)]
         allowed = max(allowed, *(TOLERANCES[dtype] for dtype in halves), 0.0)
     if not worst <= allowed:
@@ -262,7 +262,7 @@ def _any_size(model: nn.Module, inputs: ExampleInputs, dims: Mapping[int, Any]) 
 
     def describe(value: Any) -> Any:
         n_dims = value.dim() if isinstance(value, Tensor) else 0
-        return {dim: said for dim, said in dims.items() if dim < n_dims} or None
+        return {dim: name for dim, name in dims.items() if dim < n_dims} or None
 
     by_place = tuple(tree_map(describe, value) for value in inputs.args)
     if not inputs.kwargs:

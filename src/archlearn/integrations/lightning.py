@@ -81,7 +81,7 @@ class LightningGateCallback(GateLearner, Callback):
         if isinstance(loss, Tensor):
             self._losses, self._n_losses = self._losses + loss.detach(), self._n_losses + 1
         callbacks: list[Any] = vars(trainer)["callbacks"]
-        held = [value for each in callbacks for value in vars(each).values()]
+        held = [value for callback in callbacks for value in vars(callback).values()]
         copies = [value for value in held if isinstance(value, AveragedModel)]
         self._shrink(trainer.optimizers, copies)
 

@@ -93,9 +93,9 @@ def open_flat(
     is_kept = is_kept.scatter_(0, largest, 1)
     if pairs is None or not len(pairs):
         return is_kept
-    found = flat.take(pairs)
-    first = pairs.gather(1, found.argmax(1, keepdim=True))
-    second = found.masked_fill(pairs == first, -1.0).argmax(1, keepdim=True)
+    pairs_open = flat.take(pairs)
+    first = pairs.gather(1, pairs_open.argmax(1, keepdim=True))
+    second = pairs_open.masked_fill(pairs == first, -1.0).argmax(1, keepdim=True)
     return is_kept.scatter_(0, pairs.gather(1, second).flatten(), 1)
 
 

@@ -78,7 +78,7 @@ def masked_group_norm(
 ) -> Float[Tensor, "batch channels *space"]:
     """Normalise each group of channels over those whose gates are 1."""
     grouped = x.reshape(len(x), n_groups, x.shape[1] // n_groups, -1)
-    scale, share = (each.view(n_groups, -1, 1) for each in (opened.scale, opened.share))
+    scale, share = (numbers.view(n_groups, -1, 1) for numbers in (opened.scale, opened.share))
     scaled = grouped * scale
     sums = scaled.sum((-2, -1), keepdim=True)
     centred = torch.addcmul(scaled, sums, share, value=1 / grouped.shape[-1])

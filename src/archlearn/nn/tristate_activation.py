@@ -148,8 +148,8 @@ def check_gate(name: str, gate: Tensor) -> None:
 
 def _make_gate(name: str, start: Tensor, gate: Gate) -> nn.Parameter | None:
     if not isinstance(gate, Gate):  # pyright: ignore[reportUnnecessaryIsInstance]
-        known = "Gate.LEARNT, Gate.FIXED or Gate.ABSENT"
-        raise InputError(f"{name} is {gate!r}; give {known} of archlearn.nn.tristate_activation")
+        choices = "Gate.LEARNT, Gate.FIXED or Gate.ABSENT"
+        raise InputError(f"{name} is {gate!r}; give {choices} of archlearn.nn.tristate_activation")
     if gate is Gate.ABSENT:
         return None
     return nn.Parameter(start, requires_grad=gate is Gate.LEARNT)

@@ -64,11 +64,11 @@ def read_tensor(handle: safetensors.safe_open, name: str) -> Tensor:
 
 def migrate(metadata: Metadata) -> Metadata:
     """Return the metadata of a file as those of this version."""
-    found = metadata.get("format")
-    if found != FORMAT:
+    file_format = metadata.get("format")
+    if file_format != FORMAT:
         raise FileError(
             "it is a safetensors file, but archlearn.save did not write it "
-            f"(its metadata names the format {shorten(found)}); load it with safetensors"
+            f"(its metadata names the format {shorten(file_format)}); load it with safetensors"
         )
     version = metadata.get("version", "")
     if not version.isascii() or not version.isdigit() or len(version) > 9:
@@ -91,8 +91,8 @@ def check_tensors(handle: safetensors.safe_open, entries: list[TensorEntry]) -> 
         odd = sorted(held ^ named)
         raise FileError(f"its tensors and its description differ in {shorten(odd)}")
     for entry in entries:
-        found = handle.get_slice(entry.name)
-        shape, dtype = list(found.get_shape()), DTYPES.get(found.get_dtype())
+        tensor_slice = handle.get_slice(entry.name)
+        shape, dtype = list(tensor_slice.get_shape()), DTYPES.get(tensor_slice.get_dtype())
         if (shape, dtype) != (entry.shape, entry.dtype):
             raise FileError(
                 f"the tensor {shorten(entry.name)} is {dtype} of shape {shorten(shape)}, but "

@@ -46,44 +46,44 @@ _ARGUMENTS: dict[LayerClass, tuple[str, ...]] = {
 def all_layers() -> dict[str, LayerClass]:
     """Return every class of layer that a file may name, by the name it has there."""
     listed = {f"torch.{call}": layer for call, layer in saved_calls("nn").items()}
-    own = saved_calls("archlearn")
-    return listed | {call: layer for call, layer in own.items() if isinstance(layer, type)}
+    our_calls = saved_calls("archlearn")
+    return listed | {call: layer for call, layer in our_calls.items() if isinstance(layer, type)}
 
 
 def name_module(kind: LayerClass, modules: Mapping[str, type[Any]]) -> str | None:
     """Return the name of a class, the user's own names first, or None if it has none."""
-    known = [*modules.items(), *CONTAINERS.items(), *all_layers().items()]
-    return next((name for name, layer in known if kind is layer), None)
+    named_layers = [*modules.items(), *CONTAINERS.items(), *all_layers().items()]
+    return next((name for name, layer in named_layers if kind is layer), None)
 
 
 def read_arguments(name: str, module: nn.Module, kind: LayerClass) -> dict[str, object]:
     """Return the constructor arguments that would build this layer again, as JSON."""
-    found: dict[str, object] = {}
+    encoded: dict[str, object] = {}
     for argument in _argument_names(kind):
         try:
-            found[argument] = encode(_read_argument(module, argument))
+            encoded[argument] = encode(_read_argument(module, argument))
         except AttributeError:
             raise FileError(
                 f"the layer {name!r} lacks the attribute {argument!r} that every {kind.__name__} "
                 "has, so it cannot be described; build it anew"
             ) from None
-    return found
+    return encoded
 
 
 def build_layer(kind: str, arguments: Mapping[str, object]) -> nn.Module:
     """Return the layer on the meta device: its shapes are there, its numbers are not."""
-    known = all_layers()
-    if kind not in known:
+    layers = all_layers()
+    if kind not in layers:
         raise FileError(
             f"it holds a layer of class {shorten(kind)}, which is not one that a file may name; "
             "if it is your own, pass modules={'name': Class} with the name used when it was saved"
         )
-    arguments = _without_norm_bias(known[kind], arguments)
-    _check_names(kind, known[kind], arguments)
+    arguments = _without_norm_bias(layers[kind], arguments)
+    _check_names(kind, layers[kind], arguments)
     values = {name: _decode_argument(kind, name, value) for name, value in arguments.items()}
     try:
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
-            return known[kind](**values)
+            return layers[kind](**values)
     except Exception as error:
         raise FileError(
             f"the layer {kind} does not take the arguments {shorten(values)}: {error}"
@@ -166,9 +166,9 @@ def merge_classes(modules: Mapping[str, type[Any]] | None) -> dict[str, type[Any
             raise InputError(
                 f"modules={{{name!r}: ...}} takes a name that files use; choose another"
             )
-    known: dict[str, type[Any]] = {f"torch.nn.{kind.__name__}": kind for kind in BLOCKS}
-    known["archlearn.NarrowedLocalResponseNorm"] = NarrowedLocalResponseNorm
-    return {**known, **(modules or {})}
+    classes: dict[str, type[Any]] = {f"torch.nn.{kind.__name__}": kind for kind in BLOCKS}
+    classes["archlearn.NarrowedLocalResponseNorm"] = NarrowedLocalResponseNorm
+    return {**classes, **(modules or {})}
 
 
 # Decoders of transformers call these as they are, for they turn autocast off. Files may name them,
@@ -222,13 +222,13 @@ def read_attributes(
     name: str, module: nn.Module, classes: Mapping[str, type[Any]]
 ) -> dict[str, object]:
     """Return the plain attributes of a leaf as JSON; its tensors and submodules come apart."""
-    found: dict[str, object] = {}
+    encoded: dict[str, object] = {}
     slots = {**module._modules, **module._parameters, **module._buffers}
     empty = {attribute: None for attribute, value in slots.items() if value is None}
     for attribute, value in {**vars(module), **empty}.items():
         if attribute not in _OWN and attribute != _MARK:
-            found[attribute] = _encode_attribute(f"{name}.{attribute}", value, classes)
-    return found
+            encoded[attribute] = _encode_attribute(f"{name}.{attribute}", value, classes)
+    return encoded
 
 
 def _encode_attribute(name: str, value: object, classes: Mapping[str, type[Any]]) -> object:
@@ -289,10 +289,10 @@ def _set_attribute_(
         raise FileError(f"it sets the attribute {shorten(attribute)}, which is not allowed")
     match value:
         case {"object": [str(label), dict(inner)]}:
-            made = _new_object(label, classes)
+            new_object = _new_object(label, classes)
             for key, item in cast(dict[str, object], inner).items():
-                _set_attribute_(made, key, item, classes, depth + 1)
-            vars(owner)[attribute] = made
+                _set_attribute_(new_object, key, item, classes, depth + 1)
+            vars(owner)[attribute] = new_object
         case _:
             vars(owner)[attribute] = decode(value)
 
@@ -305,11 +305,11 @@ def _new_object(label: str, classes: Mapping[str, type[Any]]) -> object:
             f"modules={{{shorten(label)}: ...}}"
         )
     try:
-        made = object.__new__(kind)
-        vars(made)
+        instance = object.__new__(kind)
+        vars(instance)
     except TypeError as error:
         raise FileError(f"no {shorten(label)} can be made without arguments ({error})") from error
-    return made
+    return instance
 
 
 def is_opaque(module: nn.Module) -> bool:
@@ -400,7 +400,7 @@ def _check_norm(described: object) -> tuple[str, dict[str, Any]]:
     settings = dict(cast(dict[str, Any], described)) if isinstance(described, dict) else {}
     norm = settings.pop("norm", None)
     numbers = all(isinstance(value, int | float) for value in settings.values())
-    known = isinstance(norm, str) and norm in _NORMS
-    if not known or not numbers or not set(settings) <= set(_NORMS[norm][1]):
+    is_listed = isinstance(norm, str) and norm in _NORMS
+    if not is_listed or not numbers or not set(settings) <= set(_NORMS[norm][1]):
         raise FileError(f"it normalises by {shorten(described)}, which is not a norm")
     return norm, settings

@@ -377,8 +377,8 @@ def _find_model_output(
     kind = vars(outputs).get(str(target["model_output"]))
     if not (isinstance(kind, type) and issubclass(kind, dict) and dataclasses.is_dataclass(kind)):
         return OrderedDict
-    known = {field.name for field in dataclasses.fields(kind)}
-    return kind if parts.keys() <= known else OrderedDict
+    field_names = {field.name for field in dataclasses.fields(kind)}
+    return kind if parts.keys() <= field_names else OrderedDict
 
 
 def _named_tuple(target: dict[str, object]) -> Callable[..., Any]:
@@ -401,7 +401,7 @@ def rebuild(description: Description, modules: Mapping[str, type[Any]]) -> nn.Mo
     root = build_modules(description, modules)
     add_tensors_(root, description)
     described = [description.evaluation, description.training_graph]
-    graphs = [rebuild_graph(root, each) for each in described if each is not None]
+    graphs = [rebuild_graph(root, graph) for graph in described if graph is not None]
     check_order(root, description.shared_modules, graphs)
     check_containers(root, graphs)
     if _is_chain(description):
@@ -468,8 +468,8 @@ def load(path: str | PathLike[str], *, modules: Mapping[str, type[Any]] | None =
     check_kind("path", path, (str, PathLike), "give the name of a file")
     path = Path(path)
     if not path.is_file():
-        found = "it is a folder" if path.is_dir() else "there is no such file"
-        raise FileError(f"cannot load {str(path)!r}: {found}; give a path that save wrote")
+        problem = "it is a folder" if path.is_dir() else "there is no such file"
+        raise FileError(f"cannot load {str(path)!r}: {problem}; give a path that save wrote")
     try:
         return _load(path, merge_classes(modules))
     except FileError as error:

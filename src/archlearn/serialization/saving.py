@@ -112,11 +112,11 @@ def _describe_module(
 ) -> ModuleEntry:
     kind = name_module(plain_class(module), modules)
     if kind is None and called:
-        given = ", ".join(f"'{label}': {label}" for label in name_classes(module))
+        argument = ", ".join(f"'{label}': {label}" for label in name_classes(module))
         raise FileError(
             f"cannot describe the layer {name!r} of class {type(module).__name__}: its forward "
             f"cannot be followed and its class is not one that a file may name; pass "
-            f"modules={{{given}}} to save and to load"
+            f"modules={{{argument}}} to save and to load"
         )
     if isinstance(module, (nn.MultiheadAttention, nn.RNNCellBase, *BLOCKS)) and not called:
         kind = None  # what it computes is written out: it could not hold fewer heads, or no state
@@ -141,8 +141,8 @@ def _refuse_hooks(who: str) -> NoReturn:
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield each module's own parameters and buffers under every name they have."""
     for prefix, module in model.named_modules(remove_duplicate=False):
-        own = [*module._parameters.items(), *module._buffers.items()]
-        for name, tensor in own:
+        tensors = [*module._parameters.items(), *module._buffers.items()]
+        for name, tensor in tensors:
             if tensor is not None:
                 yield (f"{prefix}.{name}" if prefix else name), tensor
 
@@ -200,9 +200,9 @@ def _describe_graph(graph: fx.Graph) -> list[NodeEntry]:
     for node in graph.nodes:
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: plain.get(n, n))
         if node.op == "call_function" and is_construction(node.target):
-            made = _make_plain(node.target, args, kwargs)
-            if made is not None:
-                plain[node] = made
+            plain_target = _make_plain(node.target, args, kwargs)
+            if plain_target is not None:
+                plain[node] = plain_target
                 continue
         entries.append(_describe_node(node, args, kwargs))
     return entries
@@ -213,9 +213,9 @@ def _make_plain(kind: Any, args: Any, kwargs: Any) -> Any:
     if kind is OrderedDict or hasattr(kind, "_fields") or kind.__module__ == MODEL_OUTPUTS:
         return None
     if issubclass(kind, dict):
-        given = dict(args[-1]) if args else dict(kwargs)
+        items = dict(args[-1]) if args else dict(kwargs)
         is_record = is_dataclass(kind)  # as the outputs of diffusers, which have no keys for None
-        return {key: value for key, value in given.items() if not (is_record and value is None)}
+        return {key: value for key, value in items.items() if not (is_record and value is None)}
     if issubclass(kind, list | tuple):
         return list(args[0]) if issubclass(kind, list) else tuple(args[0])
     return None
@@ -278,7 +278,7 @@ def save(
     """
     model = unwrap(model)
     check_kind("path", path, (str, PathLike), "give the name of a file")
-    path, known = Path(path), merge_classes(modules) | rotary_classes_in(model)
+    path, classes = Path(path), merge_classes(modules) | rotary_classes_in(model)
     _check_model(model, f" to {str(path)!r}")
     leaves = tuple(kind for kind in (modules or {}).values() if issubclass(kind, nn.Module))
     traces = _find_traces(model, example_inputs, leaves)
@@ -289,9 +289,9 @@ def save(
     if path.is_dir():
         raise FileError(f"cannot save to {path}: it is a folder; name a file in it")
     try:
-        description, tensors = describe(model, traces, known)
+        description, tensors = describe(model, traces, classes)
         text = description.to_json()
-        rebuild(Description.from_json(text), known)  # what load would refuse is not written
+        rebuild(Description.from_json(text), classes)  # what load would refuse is not written
         metadata = {"format": FORMAT, "version": str(VERSION), "description": text}
         certificate = write_certificate(model)
         if certificate is not None:
@@ -314,11 +314,11 @@ def _check_model(model: nn.Module, to: str = "") -> None:
             )
         if isinstance(module, GateContainer):
             part = name.removesuffix(CONTAINER).removesuffix(".")
-            said = "it still has gates; save archlearn.compact(model)"
+            advice = "it still has gates; save archlearn.compact(model)"
             if part:
-                said = f"{part!r} still has gates; put what archlearn.compact makes of it there"
+                advice = f"{part!r} still has gates; put archlearn.compact's result there"
             raise FileError(
-                f"cannot save {type(model).__name__}{to}: {said}, or keep model.state_dict() as a "
+                f"cannot save {type(model).__name__}{to}: {advice}, or keep model.state_dict() as a "
                 "checkpoint"
             )
     check_forwards(model, "save")

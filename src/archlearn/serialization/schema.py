@@ -158,11 +158,11 @@ def _read(data: object, hint: Any) -> Any:
 
 def read_entry(data: object, kind: Any) -> Any:
     """Return the dataclass that an object of JSON holds."""
-    hints, found = _hints(kind), _typed(data, dict)
-    if found.keys() != hints.keys():
-        odd = sorted(found.keys() ^ hints.keys(), key=repr)  # a crafted key may be a number
+    hints, fields = _hints(kind), _typed(data, dict)
+    if fields.keys() != hints.keys():
+        odd = sorted(fields.keys() ^ hints.keys(), key=repr)  # a crafted key may be a number
         raise FileError(f"its {kind.__name__} lacks or adds {shorten(odd)}")
-    return kind(**{name: _read(found[name], hint) for name, hint in hints.items()})
+    return kind(**{name: _read(fields[name], hint) for name, hint in hints.items()})
 
 
 _hints = cache(get_type_hints)
@@ -181,10 +181,10 @@ def _typed(data: object, kind: type) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         raise FileError("its description names a key twice")
-    return found
+    return unique
 
 
 def _refuse_constant(text: str) -> object:

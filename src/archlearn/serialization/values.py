@@ -76,8 +76,8 @@ def all_operations() -> dict[str, Operation]:
         "archlearn.ones_if_left_out": ones_if_left_out,
         "archlearn.positions_if_left_out": positions_if_left_out,
     }
-    own = {call: f for call, f in saved_calls("archlearn").items() if not isinstance(f, type)}
-    return listed | own | saved_calls("operator", "math", *TORCH_HOMES)
+    ours = {call: f for call, f in saved_calls("archlearn").items() if not isinstance(f, type)}
+    return listed | ours | saved_calls("operator", "math", *TORCH_HOMES)
 
 
 @cache

@@ -111,15 +111,15 @@ def compact(
     inputs = check_inputs(model, example_inputs)
     container = find_container(model)
     with class_forwards(model):
-        small, made = _compact(model, plan, inputs, certified=certified)
-    if not has_gates(model) and not made.narrowings and not made.branches:
+        small, carried_out = _compact(model, plan, inputs, certified=certified)
+    if not has_gates(model) and not carried_out.narrowings and not carried_out.branches:
         logger.warning(
             "nothing is cut from %s: of no channel, head or residual branch are all weights that "
             "read it exactly zero (al.inspect lists what could go)",
             type(model).__name__,
         )
     if container is not None and container.budget:
-        _warn_of_missed_budget(container.budget, made, inputs)
+        _warn_of_missed_budget(container.budget, carried_out, inputs)
     return small
 
 
@@ -131,25 +131,25 @@ def _compact(
     with evaluating(model):
         traced, decision = read_decision(model, inputs)
         check_slopes(model, decision.linear)
-        made = write_plan(traced, decision, plan.pay if plan else "parameters")
-        if plan is not None and plan != made:
+        written = write_plan(traced, decision, plan.pay if plan else "parameters")
+        if plan is not None and plan != written:
             parts = ("widths", "linear", "merges", "branches")
-            names = [name for name in parts if getattr(plan, name) != getattr(made, name)]
+            names = [name for name in parts if getattr(plan, name) != getattr(written, name)]
             raise SurgeryError(
                 f"the plan does not fit the model: its {', '.join(names) or 'sizes'} are not what "
                 f"the {'gates say' if traced is model else 'weights say'} now; make the plan anew "
                 "with archlearn.plan"
             )
-        small = _make((model, traced), decision, made, inputs, certified=certified)
+        small = _make((model, traced), decision, written, inputs, certified=certified)
     set_modes_(small, modes)
-    return small, made
+    return small, written
 
 
 def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: ExampleInputs) -> None:
     """Say when the network costs more than a `GateOptimizer` was told it may."""
     for name, limit in budget.items():
-        found = getattr(plan.after, name, 0)  # a latency is in no plan
-        if found > limit:
+        cost = getattr(plan.after, name, 0)  # a latency is in no plan
+        if cost > limit:
             n_rows = unit_of(name, count_examples(inputs))
             logger.warning(
                 "a budget of %s %s was asked for, but the compact model has %s; call gates.step() "
@@ -158,7 +158,7 @@ def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: Example
                 "out and decide anew",
                 f"{limit / n_rows:,.0f}",
                 name,
-                f"{found / n_rows:,.0f}",
+                f"{cost / n_rows:,.0f}",
             )
 
 
@@ -201,13 +201,13 @@ def apply_plan(
         shifts = find_shifts(gated, plan, place_inputs(gated, channel_graph.inputs))
     small = _copy_narrowed(gated, plan)
     copies = [
-        copy_with_marks(channel_graph.traces, place) for place in range(len(channel_graph.graphs))
+        copy_with_marks(channel_graph.traces, index) for index in range(len(channel_graph.graphs))
     ]
-    for place, (graph, nodes) in enumerate(copies):
-        leave_out_branches_(graph, nodes, decision.learnable, decision.closed, place)
+    for index, (graph, nodes) in enumerate(copies):
+        leave_out_branches_(graph, nodes, decision.learnable, decision.closed, index)
     rewriters = [
-        Rewriter(small, channel_graph, place, decision.dropped, graph, nodes)
-        for place, (graph, nodes) in enumerate(copies)
+        Rewriter(small, channel_graph, index, decision.dropped, graph, nodes)
+        for index, (graph, nodes) in enumerate(copies)
     ]
     done: set[str] = set()
     for rewriter in rewriters:

@@ -58,7 +58,7 @@ class Rewriter:
 
     net: nn.Module
     channel_graph: ChannelGraph
-    place: int
+    graph_index: int
     dropped: Tensor
     graph: fx.Graph
     nodes: dict[str, fx.Node]
@@ -74,11 +74,11 @@ class Rewriter:
     @property
     def values(self) -> dict[str, Any]:
         """What each node returned before anything was dropped."""
-        return self.channel_graph.followed[self.place].values
+        return self.channel_graph.followed[self.graph_index].values
 
     def run(self) -> None:
         """Rewrite the graph."""
-        for old in self.channel_graph.graphs[self.place].nodes:
+        for old in self.channel_graph.graphs[self.graph_index].nodes:
             node = self.nodes.get(old.name)
             if node is not None and node.op != "output":
                 self.narrowed[node] = self._visit(old, node)
@@ -89,7 +89,7 @@ class Rewriter:
 
         `done` are the modules that have been narrowed already, for another graph or call.
         """
-        for old in self.channel_graph.graphs[self.place].nodes:
+        for old in self.channel_graph.graphs[self.graph_index].nodes:
             node = self.nodes.get(old.name)
             if node is not None and old.op.startswith("call"):
                 source = self.values[old.all_input_nodes[0].name] if old.all_input_nodes else None
@@ -100,7 +100,7 @@ class Rewriter:
                     self.values[old.name],
                     self.channel_graph.root,
                     self.dropped,
-                    is_gated=old.name in self.channel_graph.followed[self.place].reads,
+                    is_gated=old.name in self.channel_graph.followed[self.graph_index].reads,
                     is_whole=self.channel_graph.whole_groups.get(old.name, False),
                 )
                 self.changed |= call.narrow_(done)
@@ -186,13 +186,13 @@ class Rewriter:
         of_tensors = any(isinstance(self.values[n.name], Labels) for n in old.all_input_nodes)
         if rule_for(old, self.net) is opaque and of_tensors:
             return full
-        found = _try(node, self.net, self.narrowed.get, failed=_FAILED)
-        if found is _FAILED and node.target in CHECKS:
+        number = _try(node, self.net, self.narrowed.get, failed=_FAILED)
+        if number is _FAILED and node.target in CHECKS:
             self.graph.erase_node(node)
             del self.nodes[old.name]
-        if found is _FAILED and isinstance(full, int | float) and not of_tensors:
+        if number is _FAILED and isinstance(full, int | float) and not of_tensors:
             return math.nan  # no number at all, such as (width // heads) ** -0.5 where that is 0
-        return full if found is _FAILED or found is None else found
+        return full if number is _FAILED or number is None else number
 
     def _visit_move(self, old: fx.Node, node: fx.Node, full: Any) -> Any:
         expected = self.cuts.reduce_all(full)
@@ -208,20 +208,20 @@ class Rewriter:
         if rule_for(old, self.net) is reshape.pad and self._pads_space(old, full):
             return expected
         if isinstance(self.values[old.all_input_nodes[0].name], tuple | list):
-            found = _try(node, self.net, self.narrowed.get)
-            return expected if found is None else found
+            result = _try(node, self.net, self.narrowed.get)
+            return expected if result is None else result
         tracked = self._track(old, node, full)
-        if tracked is not None and _is_same(tracked.found, tracked.expected):
+        if tracked is not None and _is_same(tracked.result, tracked.expected):
             return expected
-        made = None if tracked is None else rewrite_move(tracked)
-        made = made or self._select_channels(old, node, expected)
-        if made is None:
+        rewritten = None if tracked is None else rewrite_move(tracked)
+        rewritten = rewritten or self._select_channels(old, node, expected)
+        if rewritten is None:
             return self._defer(old, node)
         self.changed = True
-        node.replace_all_uses_with(made)
+        node.replace_all_uses_with(rewritten)
         self.replaced.add(node)
-        self.narrowed[made] = expected
-        self.nodes[old.name] = made
+        self.narrowed[rewritten] = expected
+        self.nodes[old.name] = rewritten
         return expected
 
     def _pads_space(self, old: fx.Node, full: Labels) -> bool:
@@ -252,13 +252,13 @@ class Rewriter:
                 parts[now] = self.cuts.cut(labels, places)
                 start += n
         moved = _try(old, self.net, lambda n: whole.get(n, self.values[n.name]))
-        found = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
+        computed = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
         if rule_for(old, self.net) is reshape.pad:  # what is put in has no place before
             # By the labels the inputs had: one may stand for the sum of a closed branch by now.
             read = [(now, self.values[before.name]) for before, now in _inputs_of(old, node)]
             parts = {n: self.cuts.reduce_all(v) for n, v in read if isinstance(v, Labels)}
             moved = full.ids
-            found = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
+            computed = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
         labels_out, moved_out = leaves_of(full), leaves_of(moved)
         if len(labels_out) != len(moved_out):
             return None
@@ -267,22 +267,22 @@ class Rewriter:
         source = parts.get(node.all_input_nodes[0])
         shape = getattr(self.values[old.all_input_nodes[0].name], "shape", torch.Size())
         return Move(
-            self.net, self.graph, node, self.narrowed, source, expected, found, full, shape,
+            self.net, self.graph, node, self.narrowed, source, expected, computed, full, shape,
             partial(self._find_kept, node),
         )  # fmt: skip
 
     def _find_kept(self, user: fx.Node, number: fx.Node) -> tuple[Any, Any]:
         """Return a number as it was before anything was dropped, and its value then."""
-        for old in self.channel_graph.graphs[self.place].nodes:
+        for old in self.channel_graph.graphs[self.graph_index].nodes:
             if self.nodes.get(old.name) is number:
                 return self._keep_number(old, user), self.values[old.name]
         return number, self.narrowed[number]
 
     def _find_run(self, old: fx.Node, node: fx.Node) -> tuple[fx.Node, Tensor] | None:
         """Return what a run of moves up to a call starts from, and the places it has moved."""
-        known = self.narrowed.get(node.all_input_nodes[0])
-        if isinstance(known, _DeferredPermutation):
-            source, places = known.source, known.places
+        narrowed = self.narrowed.get(node.all_input_nodes[0])
+        if isinstance(narrowed, _DeferredPermutation):
+            source, places = narrowed.source, narrowed.places
         else:
             full = self.values[old.all_input_nodes[0].name]
             if not isinstance(full, Labels):
@@ -298,17 +298,17 @@ class Rewriter:
 
     def _defer(self, old: fx.Node, node: fx.Node) -> _DeferredPermutation:
         """Go on with a run of moves whose narrowed form is no box yet."""
-        found = self._find_run(old, node)
-        if found is None:
+        run = self._find_run(old, node)
+        if run is None:
             raise SurgeryError(_cannot_narrow(node))
-        return _DeferredPermutation(*found)
+        return _DeferredPermutation(*run)
 
     def _select_channels(self, old: fx.Node, node: fx.Node, expected: Any) -> fx.Node | None:
         """Return the selection of channels that a run of moves amounts to, if it is one."""
-        found = self._find_run(old, node)
-        if found is None or not isinstance(expected, Tensor):
+        run = self._find_run(old, node)
+        if run is None or not isinstance(expected, Tensor):
             return None
-        source, moved = found
+        source, moved = run
         names = [name for name, new in self.nodes.items() if new is source]
         full = self.values[names[0]] if names else None
         if not isinstance(full, Labels):
@@ -360,8 +360,8 @@ class Rewriter:
             if isinstance(was, tuple) and _is_shape(old):
                 pick = user.graph.call_function
                 return tuple(
-                    size if size != now[place] else pick(operator.getitem, (node, place))
-                    for place, size in enumerate(was)
+                    size if size != now[dim] else pick(operator.getitem, (node, dim))
+                    for dim, size in enumerate(was)
                 )
         if old.op != "call_function" or _is_shape(old):
             raise SurgeryError(
@@ -413,8 +413,8 @@ def _is_about_kind(old: fx.Node) -> bool:
     return isinstance(asked, fx.Node) and topic_of(asked) == KIND
 
 
-def _is_same(found: Any, expected: Any) -> bool:
-    one, two = leaves_of(found), leaves_of(expected)
+def _is_same(result: Any, expected: Any) -> bool:
+    one, two = leaves_of(result), leaves_of(expected)
     return len(one) == len(two) and all(
         isinstance(a, Tensor) and torch.equal(a, b) for a, b in zip(one, two, strict=True)
     )

@@ -79,8 +79,8 @@ class Grid(NamedTuple):
 
 
 def _grids(conv: Any) -> list[Grid]:
-    each = zip(conv.kernel_size, conv.dilation, conv.stride, strict=True)
-    return [Grid(*numbers) for numbers in each]
+    settings = zip(conv.kernel_size, conv.dilation, conv.stride, strict=True)
+    return [Grid(*numbers) for numbers in settings]
 
 
 def _join_grids(first: list[Grid], second: list[Grid]) -> list[Grid]:
@@ -115,8 +115,8 @@ def count_apart(merge: Merge, sizes: PlannedSizes) -> tuple[int, int]:
     parameters = multiply_adds = 0
     for layer in merge.layers:
         n_out, n_in, *kernel = sizes.shape(f"{layer}.weight")
-        known = sizes.has_bias(layer), sizes.applied(layer)
-        of_layer = count_layer(n_in, n_out, math.prod(kernel), *known)
+        counts = sizes.has_bias(layer), sizes.applied(layer)
+        of_layer = count_layer(n_in, n_out, math.prod(kernel), *counts)
         parameters, multiply_adds = parameters + of_layer[0], multiply_adds + of_layer[1]
     for norm in merge.norms:
         module: Any = find_module(sizes.model, norm)
@@ -198,17 +198,17 @@ def count_bare(
     A padded convolution merges with what is in front only if that is a 1×1 without bias.
     """
     n_bare = 0
-    for place in range(1, len(layers)):
-        module: Any = find_module(sizes.model, layers[place])
+    for position in range(1, len(layers)):
+        module: Any = find_module(sizes.model, layers[position])
         if isinstance(module, nn.Linear) or not any(module.padding):
             continue
-        in_front: list[Any] = [find_module(sizes.model, layer) for layer in layers[:place]]
-        is_point = all(k == 1 for k in merged_kernel(layers[:place], sizes))
+        in_front: list[Any] = [find_module(sizes.model, layer) for layer in layers[:position]]
+        is_point = all(k == 1 for k in merged_kernel(layers[:position], sizes))
         if not is_point or any(any(m.padding) for m in in_front):
             return None
-        if any(pair.norms for pair in mergeable[:place]):
+        if any(pair.norms for pair in mergeable[:position]):
             return None
-        n_bare = place
+        n_bare = position
     return n_bare
 
 
@@ -327,8 +327,8 @@ def _compose(first: Any, second: Any, grids: list[Grid]) -> Tensor:
     """Return the kernel of both: at each place of the second's, the first's is added."""
     steps = _times(first.stride, second.dilation)
     apart = [grid.dilation for grid in grids]
-    spread, step = ([max(a // b, 1) for a, b in zip(each, apart, strict=True)]
-                    for each in (first.dilation, steps))  # fmt: skip
+    spread, step = ([max(a // b, 1) for a, b in zip(numbers, apart, strict=True)]
+                    for numbers in (first.dilation, steps))  # fmt: skip
     none = [0] * len(grids)
     one, two = first.weight.transpose(0, 1), second.weight.transpose(0, 1)
     both = torch.convolution(one, two, None, spread, none, step, True, none, 1)

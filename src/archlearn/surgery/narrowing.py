@@ -39,10 +39,10 @@ def find_shifts(gated: nn.Module, plan: Plan, inputs: ExampleInputs) -> dict[str
 
 def _read_constants(gated: nn.Module, plan: Plan, inputs: ExampleInputs) -> dict[str, Tensor]:
     """Return what each folding layer reads, one number a channel."""
-    found: dict[str, Tensor] = {}
+    constants: dict[str, Tensor] = {}
 
     def note(layer: str) -> Any:
-        return lambda module, args: found.update(
+        return lambda module, args: constants.update(
             # a copy: an activation behind this layer may change what it reads, in place
             {layer: line_along(args[0].detach(), 1 - module.weight.dim()).clone()}
         )
@@ -56,7 +56,7 @@ def _read_constants(gated: nn.Module, plan: Plan, inputs: ExampleInputs) -> dict
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return constants
 
 
 @torch.no_grad()
@@ -80,23 +80,23 @@ def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[in
 
     So the copy has them wherever the original had the whole ones, and those are not copied.
     """
-    made: dict[int, Any] = {}
-    known: dict[Any, Tensor] = {}  # by identity: to look at a thousand numbers takes long
+    narrowed: dict[int, Any] = {}
+    indices: dict[Any, Tensor] = {}  # by identity: to look at a thousand numbers takes long
     by_tensor: dict[str, list[Narrowing]] = {}
-    for each in narrowings:
-        by_tensor.setdefault(each.name, []).append(each)
+    for item in narrowings:
+        by_tensor.setdefault(item.name, []).append(item)
     for name, narrowing in by_tensor.items():
         old = find_tensor(net, name)
         kept: dict[int, Tensor] = {}
-        for each in narrowing:
-            key = (id(each.kept), old.device)
-            if key not in known:
-                known[key] = torch.tensor(each.kept, device=old.device)
-            kept[each.dim] = known[key]
+        for item in narrowing:
+            key = (id(item.kept), old.device)
+            if key not in indices:
+                indices[key] = torch.tensor(item.kept, device=old.device)
+            kept[item.dim] = indices[key]
         new = select_kept(old.detach(), kept)
         kind = type(old) if issubclass(type(old), nn.Parameter) else nn.Parameter
-        made[id(old)] = kind(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
-    return made
+        narrowed[id(old)] = kind(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+    return narrowed
 
 
 def select_kept(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
@@ -147,8 +147,8 @@ def update_sizes_(net: nn.Module) -> None:
             module.normalized_shape = tuple(module.weight.shape)
         elif (spec := spec_of_class(type(module))) is not None and spec.sized_by:
             tensors = [getattr(module, name, None) for name in ("weight", "running_mean")]
-            for known in [tensor for tensor in tensors if tensor is not None][:1]:
-                setattr(module, spec.sized_by, len(known))
+            for sized in [tensor for tensor in tensors if tensor is not None][:1]:
+                setattr(module, spec.sized_by, len(sized))
 
 
 def apply_merges_(
@@ -167,8 +167,8 @@ def apply_merges_(
         layer: Any = find_module(net, mergeable[0].first)
         for pair in mergeable:
             layer = _join(net, layer, pair)
-        for place, graph in enumerate(graphs):
-            names = [name for pair in mergeable for name in pair.nodes[place]]
+        for index, graph in enumerate(graphs):
+            names = [name for pair in mergeable for name in pair.nodes[index]]
             changed |= _leave_out_(net, graph, names)
         net.set_submodule(mergeable[0].first, layer)
     linear = set(plan.linear) - merged

@@ -92,10 +92,10 @@ class Plan:
                 the original.
         """
         kept = {name: dict(by_dim) for name, by_dim in (before or {}).items()}
-        for each in self.narrowings:
-            by_dim = kept.setdefault(each.name, {})
-            old = by_dim.get(each.dim, range(each.size))
-            by_dim[each.dim] = tuple(old[i] for i in each.kept)
+        for narrowing in self.narrowings:
+            by_dim = kept.setdefault(narrowing.name, {})
+            old = by_dim.get(narrowing.dim, range(narrowing.size))
+            by_dim[narrowing.dim] = tuple(old[i] for i in narrowing.kept)
         for fold in self.folds:  # it may make a bias where there was none
             _copy_rows_(kept, fold.layer, fold.layer)
         for merge in self.merges:
@@ -125,7 +125,7 @@ class Plan:
                 )
             kinds = {"narrowings": Narrowing, "folds": Fold, "merges": Merge}
             for name, kind in kinds.items():
-                data[name] = tuple(kind(**_with_tuples(each)) for each in data[name])
+                data[name] = tuple(kind(**_with_tuples(item)) for item in data[name])
             for name in ("before", "after"):  # there may have been fewer kinds of costs
                 data[name] = Costs(**{**dict.fromkeys(COSTS, 0), **data[name]})
             return cls(**_with_tuples(data | {"widths": _with_tuples(data["widths"])}))

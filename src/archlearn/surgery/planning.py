@@ -68,7 +68,7 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
         channel_graph.followed[0].other_multiply_adds.values()
     )  # of the run already made
     before = Costs.of(count_parameters(model), n_products)
-    made = Plan(
+    unpriced = Plan(
         widths={
             group.name: tuple(torch.nonzero(~dropped[group.channels]).flatten().tolist())
             for group in channel_graph.groups
@@ -83,7 +83,7 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
         branches=decision.closed,
         removed=tuple(name for name in dict.fromkeys(sizes.names.values()) if name in gone),
     )
-    return replace(made, after=_predict(model, decision, made, sizes))
+    return replace(unpriced, after=_predict(model, decision, unpriced, sizes))
 
 
 def _check_tensors(
@@ -96,8 +96,8 @@ def _check_tensors(
     }
     tensors = dict(list_tensors(model))
     names = [*(name for name, _ in channel_graph.dims), *channel_graph.elements]
-    known = {id(tensors.get(name)) for name in names}
-    for name in [each.name for each in narrowings]:
+    narrowed = {id(tensors.get(name)) for name in names}
+    for name in [narrowing.name for narrowing in narrowings]:
         owner, _, key = name.rpartition(".")
         layer = find_module(model, owner)
         bias = layer._parameters.get("bias")
@@ -106,7 +106,7 @@ def _check_tensors(
             what = "was tied to another layer, or untied from it,"
         elif getattr(layer, key, None) is None:
             what = "is gone"
-        elif bias is not None and owner in called and id(bias) not in known:
+        elif bias is not None and owner in called and id(bias) not in narrowed:
             name, what = f"{owner}.bias", "is new"
         if what:
             raise InputError(
@@ -117,54 +117,54 @@ def _check_tensors(
 
 
 def _narrowings(channel_graph: ChannelGraph, dropped: Tensor) -> list[Narrowing]:
-    found: list[Narrowing] = []
-    known: dict[int, tuple[int, ...]] = {}  # many dimensions have one tensor of channels
+    narrowings: list[Narrowing] = []
+    kept_of: dict[int, tuple[int, ...]] = {}  # many dimensions have one tensor of channels
     for (name, dim), channels in channel_graph.dims.items():
-        if id(channels) not in known:
-            known[id(channels)] = tuple(torch.nonzero(~dropped[channels]).flatten().tolist())
-        kept = known[id(channels)]
+        if id(channels) not in kept_of:
+            kept_of[id(channels)] = tuple(torch.nonzero(~dropped[channels]).flatten().tolist())
+        kept = kept_of[id(channels)]
         if len(kept) < len(channels):
-            found.append(Narrowing(name, dim, len(channels), kept))
+            narrowings.append(Narrowing(name, dim, len(channels), kept))
     for name, channels in channel_graph.elements.items():
         gone = dropped[channels]
         for dim in range(gone.dim()):
             whole = gone.movedim(dim, 0).reshape(gone.shape[dim], -1).all(1)
             if bool(whole.any()):
                 kept = tuple(torch.nonzero(~whole).flatten().tolist())
-                found.append(Narrowing(name, dim, len(whole), kept))
-    return found
+                narrowings.append(Narrowing(name, dim, len(whole), kept))
+    return narrowings
 
 
 def _folds(model: nn.Module, decision: Decision) -> list[Fold]:
     channel_graph, dropped = decision.learnable.channel_graph, decision.dropped
-    found: dict[str, Fold] = {}
-    gone_calls = [decision.gone_calls(place) for place in range(len(channel_graph.graphs))]
+    folds: dict[str, Fold] = {}
+    gone_calls = [decision.gone_calls(index) for index in range(len(channel_graph.graphs))]
     for layer, channels, constant in find_constant_inputs(model, channel_graph, gone_calls):
         gone = dropped[channels] & constant
         if bool(gone.any()):
-            found[layer] = Fold(layer, tuple(torch.nonzero(gone).flatten().tolist()))
-    return list(found.values())
+            folds[layer] = Fold(layer, tuple(torch.nonzero(gone).flatten().tolist()))
+    return list(folds.values())
 
 
 def find_constant_inputs(
     model: nn.Module, channel_graph: ChannelGraph, gone_calls: Sequence[Container[str]] = ((), ())
 ) -> Iterable[tuple[str, Tensor, Tensor]]:
     """Yield the layers with inputs that are constant once dropped: their channels, and which."""
-    for place, graph in enumerate(channel_graph.graphs):
-        values = channel_graph.followed[place].values
+    for index, graph in enumerate(channel_graph.graphs):
+        values = channel_graph.followed[index].values
         for node, op in find_linear_ops(graph, model):
             labels = values[node.all_input_nodes[0].name]
-            if not op.takes_constants or node.name in gone_calls[place]:
+            if not op.takes_constants or node.name in gone_calls[index]:
                 continue
             if (
-                node.name in channel_graph.followed[place].passing
+                node.name in channel_graph.followed[index].passing
             ):  # what is summed over is no constant
                 continue
             if not isinstance(labels, Labels):
                 continue
             ids, state = core(labels.ids, labels.state, labels.ids.dim() + op.channel_dim)
             constant = state.amax(0) == CONSTANT
-            read = channel_graph.followed[place].reads.get(node.name)
+            read = channel_graph.followed[index].reads.get(node.name)
             if read is not None:  # through gates: nothing of it is left
                 constant = constant & (read.ids == FIXED)
             if bool(constant.any()):
@@ -177,14 +177,14 @@ def find_sliceable(model: nn.Module, channel_graph: ChannelGraph) -> Tensor:
     A BatchNorm behind a gate makes a dropped channel a constant, another one in training than in
     evaluation; weights that are computed (weight_norm) become plain ones. Both can wait.
     """
-    found = torch.ones(len(channel_graph.root), dtype=torch.bool, device="cpu")
+    sliceable = torch.ones(len(channel_graph.root), dtype=torch.bool, device="cpu")
     for _, channels, constant in find_constant_inputs(model, channel_graph):
-        found[channel_graph.parents[:, channels[constant]]] = False
+        sliceable[channel_graph.parents[:, channels[constant]]] = False
     for (name, _), channels in channel_graph.dims.items():
         owner, _, key = name.rpartition(".")
         if key in computed_names(find_module(model, owner)):
-            found[channel_graph.parents[:, channels]] = False
-    return found
+            sliceable[channel_graph.parents[:, channels]] = False
+    return sliceable
 
 
 def _count_cut(decision: Decision, gone: set[str]) -> int:

@@ -34,7 +34,7 @@ class Cuts:
     dropped: Tensor
     root: Tensor
     in_heads: Tensor
-    known: dict[int, Tensor | None] = field(default_factory=dict)
+    reduced: dict[int, Tensor | None] = field(default_factory=dict)
 
     def reduce_all(self, full: Any) -> Any:
         """Return the ids that stay of all that a call returned.
@@ -47,9 +47,9 @@ class Cuts:
         if not isinstance(value, Labels):
             return value
         key = id(value.ids)  # calls that change nothing hand on the same ids
-        if key not in self.known:
-            self.known[key] = self.cut(value, value.ids)
-        return self.known[key]
+        if key not in self.reduced:
+            self.reduced[key] = self.cut(value, value.ids)
+        return self.reduced[key]
 
     def cut(self, labels: Labels, tensor: Tensor) -> Tensor | None:
         """Return the part of a tensor with these labels that stays, None if it is no box.
@@ -125,7 +125,7 @@ class Move:
     narrowed: dict[fx.Node, Any]
     source: Any
     expected: Any
-    found: Any
+    result: Any
     full: Any
     shape: torch.Size
     kept: Callable[[fx.Node], tuple[Any, Any]]
@@ -160,9 +160,9 @@ def _guard_tail(move: Move, sizes: list[Any]) -> None:
         return
     tail = slice(-fitting[0], None)
     whole = move.graph.call_function(getattr, (move.node.all_input_nodes[0], "shape"))
-    found = move.graph.call_function(operator.getitem, (whole, tail))
+    sizes_of_tail = move.graph.call_function(operator.getitem, (whole, tail))
     what = f"the shape at {source_of(move.node) or move.node.name}"
-    move.graph.call_function(check_argument, (found, tuple(move.source.shape[tail]), what))
+    move.graph.call_function(check_argument, (sizes_of_tail, tuple(move.source.shape[tail]), what))
 
 
 def _unflatten(move: Move) -> fx.Node | None:
@@ -178,8 +178,8 @@ def _unflatten(move: Move) -> fx.Node | None:
     start = dim % move.source.dim()
     n = move.expected.dim() - move.source.dim() + 1
     shape = list(move.expected.shape[start : start + n])
-    given: Any = move.node.kwargs.get("sizes", [*move.node.args, (), ()][2])
-    sizes = _fit(move, list(given) or shape, shape)
+    sizes_written: Any = move.node.kwargs.get("sizes", [*move.node.args, (), ()][2])
+    sizes = _fit(move, list(sizes_written) or shape, shape)
     return move.graph.call_method("unflatten", (move.node.all_input_nodes[0], dim, tuple(sizes)))
 
 
@@ -203,9 +203,9 @@ def _repeat(move: Move) -> fx.Node | None:
 
 def _new(move: Move) -> fx.Node:
     first, rest = move.node.args[0], move.node.args[2:] if _is_sizes(move) else ()
-    made = (tuple(_sizes(move, infer=False)), *rest)
+    sizes = (tuple(_sizes(move, infer=False)), *rest)
     options = {name: value for name, value in move.node.kwargs.items() if name != "size"}
-    return move.graph.call_method(str(move.node.target), (first, *made), options)
+    return move.graph.call_method(str(move.node.target), (first, *sizes), options)
 
 
 def _is_sizes(move: Move) -> bool:
@@ -215,32 +215,34 @@ def _is_sizes(move: Move) -> bool:
 
 def _sizes(move: Move, infer: bool = True) -> list[Any]:
     """Return sizes as literals, except where the call got them from the input itself."""
-    given = list(move.node.args[1:]) or [
+    written = list(move.node.args[1:]) or [
         move.node.kwargs[name] for name in ("shape", "size") if name in move.node.kwargs
     ]
-    if len(given) == 1 or _is_sizes(move):
-        given = _each_size(move, given[0])
+    if len(written) == 1 or _is_sizes(move):
+        written = _each_size(move, written[0])
     shape = list(move.expected.shape)
-    if len(given) != len(shape) or move.node.target in ("flatten", torch.flatten):
-        given = list(shape)
+    if len(written) != len(shape) or move.node.target in ("flatten", torch.flatten):
+        written = list(shape)
         unchanged = move.full.shape[0] == shape[0]
         if infer and unchanged:
-            given[0] = -1
-    return _fit(move, given, shape, infer)
+            written[0] = -1
+    return _fit(move, written, shape, infer)
 
 
-def _fit(move: Move, given: list[Any], shape: list[int], infer: bool = True) -> list[Any]:
+def _fit(move: Move, sizes_in: list[Any], shape: list[int], infer: bool = True) -> list[Any]:
     """Return the sizes that a call was given as they are for a narrowed shape."""
     sizes = [
         value if value == -1 or _value(move, value) == size else size
-        for value, size in zip(given, shape, strict=True)
+        for value, size in zip(sizes_in, shape, strict=True)
     ]
-    lost = [i for i, value in enumerate(given) if isinstance(value, fx.Node) and sizes[i] != value]
+    lost = [
+        i for i, value in enumerate(sizes_in) if isinstance(value, fx.Node) and sizes[i] != value
+    ]
     if infer and len(lost) == 1 and -1 not in sizes:
         sizes[lost[0]] = -1
     else:
         for i in lost:
-            sizes[i] = _scale(move, given[i], shape[i])
+            sizes[i] = _scale(move, sizes_in[i], shape[i])
     return sizes
 
 
@@ -281,11 +283,13 @@ def _split(move: Move) -> fx.Node | None:
     for dim in range(source.dim()):
         sizes = [part.shape[dim] for part in parts]
         if sum(sizes) == source.shape[dim]:
-            found = source.split(sizes, dim)
-            if all(torch.equal(a, b) for a, b in zip(found, parts, strict=True)):
-                given: Any = move.node.kwargs.get("dim", [*move.node.args, 0, 0][2])
-                place = dim - source.dim() if given < 0 else dim  # as it was counted
-                return move.graph.call_method("split", (move.node.all_input_nodes[0], sizes, place))
+            pieces = source.split(sizes, dim)
+            if all(torch.equal(a, b) for a, b in zip(pieces, parts, strict=True)):
+                dim_written: Any = move.node.kwargs.get("dim", [*move.node.args, 0, 0][2])
+                written = dim - source.dim() if dim_written < 0 else dim  # as it was counted
+                return move.graph.call_method(
+                    "split", (move.node.all_input_nodes[0], sizes, written)
+                )
     return None
 
 
@@ -296,9 +300,11 @@ def _pad(move: Move) -> fx.Node | None:
     if len(longer) > 1:
         return None
     dim = longer[0] if longer else source.dim() - 1
-    line, own = line_along(expected, dim), line_along(source, dim)
-    extra = len(line) - len(own)
-    start = next((s for s in range(extra + 1) if torch.equal(line[s : s + len(own)], own)), None)
+    line, inner = line_along(expected, dim), line_along(source, dim)
+    extra = len(line) - len(inner)
+    start = next(
+        (s for s in range(extra + 1) if torch.equal(line[s : s + len(inner)], inner)), None
+    )
     if start is None:
         return None
     amounts = [0] * (2 * (source.dim() - dim))
@@ -319,40 +325,40 @@ def _slice(move: Move) -> fx.Node | None:
     shortened = list(index) if isinstance(index, tuple | list) else [index]
     if any(not isinstance(part, slice | int | None) for part in shortened if part is not ...):
         return None
-    given = _without_ellipsis(shortened, source.dim())
-    for place, part in enumerate(given):
+    indices = _without_ellipsis(shortened, source.dim())
+    for at, part in enumerate(indices):
         if not isinstance(part, slice):
             continue
-        size = source.shape[place - given[:place].count(None)]
-        n_kept = move.expected.shape[place - sum(isinstance(each, int) for each in given[:place])]
+        size = source.shape[at - indices[:at].count(None)]
+        n_kept = move.expected.shape[at - sum(isinstance(item, int) for item in indices[:at])]
         for start in range(size - n_kept + 1):
             wanted = slice(start, start + n_kept)
-            trial = [*given[:place], wanted, *given[place + 1 :]]
-            found = source[tuple(_plain(move, each) for each in trial)]
-            if found.shape == move.expected.shape and torch.equal(found, move.expected):
+            trial = [*indices[:at], wanted, *indices[at + 1 :]]
+            sliced = source[tuple(_plain(move, item) for item in trial)]
+            if sliced.shape == move.expected.shape and torch.equal(sliced, move.expected):
                 first = move.node.all_input_nodes[0]
-                made = tuple(_with_ellipsis(trial, shortened, place))
-                return move.graph.call_function(operator.getitem, (first, made))
+                written = tuple(_with_ellipsis(trial, shortened, at))
+                return move.graph.call_function(operator.getitem, (first, written))
     return None
 
 
-def _with_ellipsis(trial: list[Any], given: list[Any], dim: int) -> list[Any]:
+def _with_ellipsis(trial: list[Any], written: list[Any], dim: int) -> list[Any]:
     """Return indices as they were counted, from the front or behind an ellipsis."""
-    if ... not in given:
-        return trial[: max(len(given), dim + 1)]
-    place = given.index(...)
-    behind = len(trial) - (len(given) - place - 1)
-    if place <= dim < behind:
+    if ... not in written:
+        return trial[: max(len(written), dim + 1)]
+    position = written.index(...)
+    behind = len(trial) - (len(written) - position - 1)
+    if position <= dim < behind:
         return trial
-    return [*trial[:place], ..., *trial[behind:]]
+    return [*trial[:position], ..., *trial[behind:]]
 
 
-def _without_ellipsis(given: list[Any], n_dims: int) -> list[Any]:
-    if ... in given:
-        place = given.index(...)
-        fill = [slice(None)] * (n_dims - len(given) + given.count(None) + 1)
-        return [*given[:place], *fill, *given[place + 1 :]]
-    return given + [slice(None)] * (n_dims - len(given) + given.count(None))
+def _without_ellipsis(indices: list[Any], n_dims: int) -> list[Any]:
+    if ... in indices:
+        position = indices.index(...)
+        fill = [slice(None)] * (n_dims - len(indices) + indices.count(None) + 1)
+        return [*indices[:position], *fill, *indices[position + 1 :]]
+    return indices + [slice(None)] * (n_dims - len(indices) + indices.count(None))
 
 
 def _plain(move: Move, part: slice | int | None) -> slice | int | None:

@@ -95,7 +95,7 @@ class SpecialCall:
     def _narrow_mean_(self) -> bool:
         """Divide a mean over channels by as many as there were: those that went were zero."""
         left = [self.stays(without_repeats(labels.ids)) for labels in (self.source, self.out)]
-        source, out = (Fraction(int(each.sum()), max(1, each.numel())) for each in left)
+        source, out = (Fraction(int(is_open.sum()), max(1, is_open.numel())) for is_open in left)
         if source == out:
             return False
         with self.node.graph.inserting_after(self.node):
@@ -119,15 +119,15 @@ class SpecialCall:
             return False
         if name == "num_groups" and not self.is_whole:
             return False
-        given: Any = self.node.args[1] if len(self.node.args) > 1 else self.node.kwargs[name]
-        size: Any = (n_kept,) if name == "normalized_shape" else given * n_kept // len(ids)
+        size_written: Any = self.node.args[1] if len(self.node.args) > 1 else self.node.kwargs[name]
+        size: Any = (n_kept,) if name == "normalized_shape" else size_written * n_kept // len(ids)
         self._set_argument_(1, name, size)
         return True
 
-    def _set_argument_(self, place: int, name: str, value: Any) -> None:
+    def _set_argument_(self, position: int, name: str, value: Any) -> None:
         """Give the call another argument, by position where it was given so."""
-        if len(self.node.args) > place:
-            self.node.update_arg(place, value)
+        if len(self.node.args) > position:
+            self.node.update_arg(position, value)
         else:
             self.node.update_kwarg(name, value)
 
@@ -152,21 +152,21 @@ class SpecialCall:
         n_original, kept = len(stays), torch.nonzero(stays).flatten().tolist()
         if len(kept) == n_original:
             return False
-        given: dict[str, Any] = {"alpha": 1e-4, "beta": 0.75, "k": 1.0}
+        settings: dict[str, Any] = {"alpha": 1e-4, "beta": 0.75, "k": 1.0}
         if old is not None:
-            given = {name: getattr(old, name) for name in _WINDOW}
+            settings = {name: getattr(old, name) for name in _WINDOW}
             if isinstance(old, NarrowedLocalResponseNorm):
                 n_original, kept = old.n_original, old.kept[kept].tolist()
         else:
-            given |= dict(zip(_WINDOW, node.args[1:], strict=False)) | dict(node.kwargs)
-        window = [given[name] for name in _WINDOW]
-        made = NarrowedLocalResponseNorm(*window, n_original=n_original, kept=kept)
-        made.to(next((p.device for p in net.parameters()), None))
+            settings |= dict(zip(_WINDOW, node.args[1:], strict=False)) | dict(node.kwargs)
+        window = [settings[name] for name in _WINDOW]
+        narrowed = NarrowedLocalResponseNorm(*window, n_original=n_original, kept=kept)
+        narrowed.to(next((p.device for p in net.parameters()), None))
         if old is not None and not is_called_again(node):
-            net.set_submodule(str(node.target), made)
+            net.set_submodule(str(node.target), narrowed)
             return False
         name = f"archlearn_norm_{sum(n.startswith('archlearn_norm_') for n in net._modules)}"
-        net.add_module(name, made)
+        net.add_module(name, narrowed)
         with node.graph.inserting_before(node):
             fresh = node.graph.call_module(name, (node.all_input_nodes[0],))
         node.replace_all_uses_with(fresh)

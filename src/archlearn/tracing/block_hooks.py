@@ -36,7 +36,7 @@ class BlockCall:
     """
 
     path: str
-    given: tuple[Any, Any] | None
+    arguments: tuple[Any, Any] | None
     output: Any
     traced_hooks: tuple[int, ...]
 
@@ -52,9 +52,9 @@ def name_nodes(value: Any) -> Any:
         return {key: name_nodes(part) for key, part in value.items()}
     if type(value) in (tuple, list):
         return type(value)(map(name_nodes, value))
-    made = construction_of(value)
-    if made is not None:
-        kind, args, kwargs = made
+    construction = construction_of(value)
+    if construction is not None:
+        kind, args, kwargs = construction
         return (_MADE, kind, name_nodes(args), name_nodes(kwargs))
     if not is_plain(value):
         raise TypeError(f"{type(value).__name__} is nothing that a graph can hold")
@@ -74,39 +74,39 @@ MARKS = (begin_block, end_block)
 
 def mark_blocks_(graph: fx.Graph, calls: Iterable[BlockCall]) -> None:
     """Put marks into a copy of a traced graph, where its blocks begin and end."""
-    known = {node.name: node for node in graph.nodes}
-    order = {node: place for place, node in enumerate(graph.nodes)}
+    node_named = {node.name: node for node in graph.nodes}
+    order = {node: position for position, node in enumerate(graph.nodes)}
     inside: dict[int, list[fx.Node]] = {}
 
     def find(value: Any) -> Any:
-        return known[value.name] if isinstance(value, NodeName) else value
+        return node_named[value.name] if isinstance(value, NodeName) else value
 
     for node in graph.nodes:
         for number in node.meta.get(BLOCK_CALLS, ()):
             inside.setdefault(number, []).append(node)
     for number, call in enumerate(calls):  # outer blocks before inner ones
-        if call.given is None or number not in inside:
+        if call.arguments is None or number not in inside:
             continue
         try:
-            given, output = map_leaves(find, (call.given, call.output))
+            arguments, output = map_leaves(find, (call.arguments, call.output))
         except KeyError:  # no part of the graph any more
             continue
         first, last = inside[number][0], inside[number][-1]
-        if any(order.get(node, -1) >= order[first] for node in leaves_of(given)):
+        if any(order.get(node, -1) >= order[first] for node in leaves_of(arguments)):
             continue  # a size that was read only inside
         with graph.inserting_before(first):
-            graph.call_function(begin_block, (number, call.path, *given, call.traced_hooks))
+            graph.call_function(begin_block, (number, call.path, *arguments, call.traced_hooks))
         with graph.inserting_after(last):
             graph.call_function(end_block, (number, call.path, output, call.traced_hooks))
 
 
 def without_marks(graph: fx.Graph) -> fx.Graph:
     """Return a copy of a graph without marks."""
-    made, _ = copy_graph(graph)
-    for node in list(made.nodes):
+    copied, _ = copy_graph(graph)
+    for node in list(copied.nodes):
         if node.target in MARKS:
-            made.erase_node(node)
-    return made
+            copied.erase_node(node)
+    return copied
 
 
 def erase_marks_of_(node: fx.Node) -> None:
@@ -151,23 +151,25 @@ def advise_on_difference(model: nn.Module) -> str:
 
 def call_hooks_at_marks(graph: fx.Graph) -> fx.Graph:
     """Return a copy of a graph in which marks are calls of hooks, whose results are read on."""
-    made, _ = copy_graph(graph)
+    hooked_one, _ = copy_graph(graph)
     begun: dict[Any, tuple[fx.Node, fx.Node]] = {}  # the block, and what it is given
-    for mark in [node for node in made.nodes if node.target in MARKS]:
+    for mark in [node for node in hooked_one.nodes if node.target in MARKS]:
         number, path, *values, traced = mark.args
-        with made.inserting_before(mark):
-            built = [_build(made, value) for value in values]
+        with hooked_one.inserting_before(mark):
+            built = [_build(hooked_one, value) for value in values]
             if mark.target is begin_block:
-                block = made.get_attr(str(path))
-                given = made.call_function(call_pre_hooks, (block, *built, traced))
-                begun[number] = (block, given)
-                end = next(n for n in made.nodes if n.target is end_block and n.args[0] == number)
-                _read_from(given, tuple(values), mark, end)
+                block = hooked_one.get_attr(str(path))
+                arguments = hooked_one.call_function(call_pre_hooks, (block, *built, traced))
+                begun[number] = (block, arguments)
+                end = next(
+                    n for n in hooked_one.nodes if n.target is end_block and n.args[0] == number
+                )
+                _read_from(arguments, tuple(values), mark, end)
             else:
-                hooked = made.call_function(call_hooks, (*begun[number], *built, traced))
+                hooked = hooked_one.call_function(call_hooks, (*begun[number], *built, traced))
                 _read_from(hooked, values[0], mark, None)
-        made.erase_node(mark)
-    return made
+        hooked_one.erase_node(mark)
+    return hooked_one
 
 
 def call_pre_hooks(
@@ -192,13 +194,13 @@ def call_pre_hooks(
 
 def call_hooks(
     block: nn.Module,
-    given: tuple[tuple[Any, ...], dict[str, Any]],
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
     output: Any,
     traced: tuple[int, ...],
 ) -> Any:
     """Call a block's forward hooks, as torch does; return what the block returns then."""
     if block._forward_hooks:
-        before, (args, kwargs) = output, given
+        before, (args, kwargs) = output, arguments
         for key, hook in list(block._forward_hooks.items()):
             if key in traced:
                 continue
@@ -300,13 +302,13 @@ def _leaves(value: Any, steps: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
         for key, part in value.items():
             yield from _leaves(part, (*steps, (operator.getitem, key)))
     elif isinstance(value, tuple | list):
-        for place, part in enumerate(value):
-            yield from _leaves(part, (*steps, (operator.getitem, place)))
+        for index, part in enumerate(value):
+            yield from _leaves(part, (*steps, (operator.getitem, index)))
 
 
 def _read_from(hooked: fx.Node, value: Any, start: fx.Node, end: fx.Node | None) -> None:
     """Let calls from one node up to another read what hooks returned, for the same value."""
-    order = {node: place for place, node in enumerate(hooked.graph.nodes)}
+    order = {node: position for position, node in enumerate(hooked.graph.nodes)}
     stop = len(order) if end is None else order[end]
     for steps, node in _leaves(value):
         readers = [user for user in node.users if order[start] < order[user] <= stop]

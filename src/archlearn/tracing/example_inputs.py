@@ -146,17 +146,17 @@ def bind_arguments(
             f"example_inputs do not fit {owner}.forward{signature}: {error}; give them as one "
             "call of the model takes them"
         ) from error
-    given = set(bound.arguments)
+    named = set(bound.arguments)
     bound.apply_defaults()
     arguments: list[Argument] = []
-    for place, (name, value) in enumerate(bound.arguments.items()):
+    for position, (name, value) in enumerate(bound.arguments.items()):
         parameter = signature.parameters[name]
         if parameter.kind is python_inspect.Parameter.VAR_POSITIONAL:
             parts = [(f"{name}_{i}", part, False) for i, part in enumerate(value)]
         elif parameter.kind is python_inspect.Parameter.VAR_KEYWORD:
             parts = [(key, part, True) for key, part in value.items()]
         else:
-            parts = [(name, value, place > len(inputs.args))]
+            parts = [(name, value, position > len(inputs.args))]
         is_optional = parameter.default is not python_inspect.Parameter.empty
         default = parameter.default if is_optional else None
         arguments += [
@@ -165,7 +165,7 @@ def bind_arguments(
                 value=v,
                 is_followed=any(isinstance(leaf, Tensor) for leaf in tree_leaves(v)),
                 by_keyword=by_name,
-                is_given=name in given,
+                is_given=name in named,
                 is_optional=is_optional,
                 default=default,
             )
@@ -178,7 +178,7 @@ def further_keywords(forward: Callable[..., Any]) -> str:
     """Return the name under which `forward` takes any other keywords (`**kwargs`), or ''."""
     parameters = python_inspect.signature(forward).parameters.values()
     kind = python_inspect.Parameter.VAR_KEYWORD
-    return next((each.name for each in parameters if each.kind is kind), "")
+    return next((parameter.name for parameter in parameters if parameter.kind is kind), "")
 
 
 def values_for(graph: fx.Graph, inputs: ExampleInputs) -> list[Any]:
@@ -196,20 +196,20 @@ def values_for(graph: fx.Graph, inputs: ExampleInputs) -> list[Any]:
     return values
 
 
-def check_argument(given: Any, fixed: Any, name: str, default: Any = None) -> None:
+def check_argument(value: Any, fixed: Any, name: str, default: Any = None) -> None:
     """Raise if an argument that was fixed when the model was traced is given otherwise.
 
     `default` is what is meant where it is left out, as a model's `config` says it.
     """
-    if default is not None and _is_equal(given, default):
+    if default is not None and _is_equal(value, default):
         return
     if fixed == DEFAULT:
-        if given is None:
+        if value is None:
             return
         fixed = _ITS_DEFAULT
-    if given is not fixed and not _is_equal(given, fixed):
+    if value is not fixed and not _is_equal(value, fixed):
         raise InputError(
-            f"{name} is {_say(given)}, but the model was traced with {_say(fixed)}; {_advise(name)}"
+            f"{name} is {_say(value)}, but the model was traced with {_say(fixed)}; {_advise(name)}"
         )
 
 
@@ -219,12 +219,12 @@ def _advise(name: str) -> str:
     return _SIZES if " at " in name else _ADVICE.get(name, _WAY_OUT)
 
 
-def check_keywords(given: dict[str, Any], defaults: dict[str, Any]) -> None:
+def check_keywords(keywords: dict[str, Any], defaults: dict[str, Any]) -> None:
     """Raise if `forward` is given a keyword that it was traced without.
 
     None, and what a model's `config` says anyway, change nothing.
     """
-    for name, value in given.items():
+    for name, value in keywords.items():
         if value is not None and not (name in defaults and _is_equal(value, defaults[name])):
             raise InputError(
                 f"{name} is {_say(value)}, but the model was traced without {name}; "
@@ -232,9 +232,9 @@ def check_keywords(given: dict[str, Any], defaults: dict[str, Any]) -> None:
             )
 
 
-def check_given(given: Any, name: str) -> None:
+def check_given(value: Any, name: str) -> None:
     """Raise if a tensor is left out that was given when the model was traced."""
-    if given is None:
+    if value is None:
         raise InputError(
             f"{name} is left out, but the model was traced with it; {_LEFT_OUT.get(name, _GIVEN)}"
         )
@@ -265,13 +265,13 @@ def positions_if_left_out(
     return positions.expand(tokens.shape)
 
 
-def check_kind(given: Any, fixed: Any, name: str) -> None:
+def check_kind(value: Any, fixed: Any, name: str) -> None:
     """Raise if the type or device of a tensor has another answer than when the model was traced.
 
     Nothing is asked while a model runs in double precision for a while: that compares models.
     """
     if not is_exchanged():
-        check_argument(bool(given), fixed, name)
+        check_argument(bool(value), fixed, name)
 
 
 CHECKS = (check_argument, check_keywords, check_kind, check_given)
@@ -287,15 +287,15 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device)
 
 
-def _is_equal(given: Any, fixed: Any) -> bool:
-    if isinstance(given, Tensor):
-        if not torch.jit.is_tracing() or given.dim():
+def _is_equal(value: Any, fixed: Any) -> bool:
+    if isinstance(value, Tensor):
+        if not torch.jit.is_tracing() or value.dim():
             return False
-        given = given.item()  # torch.jit.trace gives sizes as tensors
-    if isinstance(given, torch.SymBool):  # torch.export cannot compare what asks for a size
-        given = bool(given)
+        value = value.item()  # torch.jit.trace gives sizes as tensors
+    if isinstance(value, torch.SymBool):  # torch.export cannot compare what asks for a size
+        value = bool(value)
     try:
-        return bool(given == fixed)
+        return bool(value == fixed)
     except (RuntimeError, ValueError, TypeError):  # tensors and arrays inside
         return False
 

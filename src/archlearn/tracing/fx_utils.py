@@ -102,9 +102,9 @@ def _takes_rows(node: fx.Node) -> bool:
     index: Any = node.args[1]
     if _splits(source) or isinstance(index, int):
         return _splits(source) and isinstance(index, int)
-    given = index if isinstance(index, tuple) else (index,)
-    is_run = all(isinstance(part, slice) and part.step in (None, 1) for part in given)
-    return is_run and all(part == slice(None) for part in given[1:])
+    indices = index if isinstance(index, tuple) else (index,)
+    is_run = all(isinstance(part, slice) and part.step in (None, 1) for part in indices)
+    return is_run and all(part == slice(None) for part in indices[1:])
 
 
 def _splits(node: fx.Node) -> bool:
@@ -188,10 +188,10 @@ def unpack_graph(packed: Packed) -> fx.Graph:
         return nodes[value.name] if isinstance(value, NodeName) else value
 
     for op, name, target, args, kwargs, source, blocks in packed:
-        found = map_aggregate((args, kwargs), find)
+        arguments = map_aggregate((args, kwargs), find)
         if isinstance(target, FunctionName):
             target = getattr(importlib.import_module(target.home), target.name)
-        nodes[name] = graph.create_node(op, target, *found, name=name)
+        nodes[name] = graph.create_node(op, target, *arguments, name=name)
         nodes[name].meta[SOURCE] = source
         nodes[name].meta[BLOCK_CALLS] = blocks
     return graph
@@ -199,10 +199,10 @@ def unpack_graph(packed: Packed) -> fx.Graph:
 
 def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[str, fx.Node]]:
     """Return a copy of a graph, and its nodes by their names in the original."""
-    made = fx.Graph()
+    copied = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
-    made.output(made.graph_copy(graph, mapping))
-    return made, {old.name: new for old, new in mapping.items()}
+    copied.output(copied.graph_copy(graph, mapping))
+    return copied, {old.name: new for old, new in mapping.items()}
 
 
 def compile_graph(graph: fx.Graph) -> Callable[..., Any]:
@@ -225,8 +225,8 @@ def _pack_target(target: Any) -> Any:
     if isinstance(target, str) or not callable(target):
         return target
     name = getattr(target, "__name__", "")
-    own = sys.modules.get(getattr(target, "__module__", None) or "")
-    for home in (own, *_HOMES):
+    module = sys.modules.get(getattr(target, "__module__", None) or "")
+    for home in (module, *_HOMES):
         if home is not None and getattr(home, name, None) is target:
             return FunctionName(home.__name__, name)
     return target

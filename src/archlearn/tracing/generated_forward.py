@@ -90,9 +90,9 @@ def _check_mode(model: nn.Module, name: str) -> None:
     """Refuse a submodule in another mode: what it decides by its own is part of the graphs."""
     module = model.get_submodule(name)
     if module.training is not model.training:
-        own, other = ("training", "evaluation")[:: 1 if module.training else -1]
+        mode, other = ("training", "evaluation")[:: 1 if module.training else -1]
         raise InputError(
-            f"{name!r} is in {own} mode, but the model is in {other} mode, and what {name!r} does "
+            f"{name!r} is in {mode} mode, but the model is in {other} mode, and what {name!r} does "
             "by its mode was followed with the model's; use nn.Dropout there in place of "
             "F.dropout(x, training=self.training), or name it in leaves=[...] of add_gates: "
             "layers of torch and leaves keep their own modes"
@@ -106,9 +106,9 @@ def _metaclass(base: type) -> Any:
     Pickle looks a class up by its name, which a generated one does not have. It asks the class
     of the class first.
     """
-    made = type(f"Generated{base.__name__}", (base,), {})
-    copyreg.pickle(cast(Any, made), _reduce)
-    return made
+    generated = type(f"Generated{base.__name__}", (base,), {})
+    copyreg.pickle(cast(Any, generated), _reduce)
+    return generated
 
 
 def _reduce(generated: type[nn.Module]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -121,7 +121,7 @@ def _reduce(generated: type[nn.Module]) -> tuple[Callable[..., Any], tuple[Any, 
 def _generate_again(
     base: type[nn.Module], name: str, packed: tuple[Packed, ...], kept: dict[str, Any], bound: bool
 ) -> type[nn.Module]:
-    graphs = [unpack_graph(each) for each in packed]
+    graphs = [unpack_graph(packed_graph) for packed_graph in packed]
     if bound:
         kept |= {GRAPHS: [without_marks(graph) for graph in graphs]}
     return generate_class(base, name, graphs, **kept)
@@ -139,8 +139,8 @@ def generated_graphs(model: nn.Module) -> Sequence[fx.Graph] | None:
 
 def forward_graphs(model: nn.Module) -> Sequence[fx.Graph]:
     """Return the graphs that a generated `forward` was made from, or none."""
-    found = vars(type(model))
-    return found[_RECIPE][2] if _RECIPE in found else ()
+    attributes = vars(type(model))
+    return attributes[_RECIPE][2] if _RECIPE in attributes else ()
 
 
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule", "AveragedModel")
@@ -161,8 +161,8 @@ def bind_graphs_(
     silence_hooks_(net, graphs, blocks)
     base = user_class(net)
     plain = [without_marks(graph) for graph in graphs]
-    own = {GRAPHS: plain, **methods}
-    net.__class__ = generate_class(base, f"{prefix}{base.__name__}", graphs, **own)
+    attributes = {GRAPHS: plain, **methods}
+    net.__class__ = generate_class(base, f"{prefix}{base.__name__}", graphs, **attributes)
 
 
 def without_graph_module(net: nn.Module) -> nn.Module:
@@ -177,13 +177,13 @@ def without_graph_module(net: nn.Module) -> nn.Module:
     if str(graphs[0]) == str(graphs[1]):
         graphs = graphs[:1]
     name = next(c.__name__ for c in type(net).__mro__ if c.__name__ != "GraphModuleImpl")
-    made = nn.Module()
-    own = vars(fx.GraphModule(nn.Module(), fx.Graph())).keys() - vars(made).keys()
+    plain = nn.Module()
+    of_graph_modules = vars(fx.GraphModule(nn.Module(), fx.Graph())).keys() - vars(plain).keys()
     for key, value in vars(net).items():
-        if key not in own and not isinstance(value, fx.Graph):
-            vars(made)[key] = value
-    made.__class__ = generate_class(nn.Module, name, [copy.deepcopy(graph) for graph in graphs])
-    return made
+        if key not in of_graph_modules and not isinstance(value, fx.Graph):
+            vars(plain)[key] = value
+    plain.__class__ = generate_class(nn.Module, name, [copy.deepcopy(graph) for graph in graphs])
+    return plain
 
 
 def unwrap(model: nn.Module) -> nn.Module:

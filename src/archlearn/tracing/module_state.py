@@ -43,17 +43,19 @@ class ModuleState:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         # Those of torch.jit keep what they hold out of sight.
-        self.each = [_Holding(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
+        self.holdings = [_Holding(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
 
     def find_changed(self) -> str:
         """Return the name of something that has changed since, or ''."""
         changed = [name for _, name in self.list_changed()]
-        changed += [name for each in self.each for name in each.list_written()]
+        changed += [name for holding in self.holdings for name in holding.list_written()]
         return next(iter(changed), "")
 
     def list_changed(self) -> list[tuple[nn.Module, str]]:
         """Return the attributes and buffers that are others since: their module, and name."""
-        return [(each.module, name) for each in self.each for name in each.list_changed()]
+        return [
+            (holding.module, name) for holding in self.holdings for name in holding.list_changed()
+        ]
 
     def check(self) -> None:
         """Raise if some module left something behind."""
@@ -65,12 +67,12 @@ class ModuleState:
         """Return whether nothing changed but attributes that are plain values, and hooks."""
         held = [(name, vars(module).get(name, self)) for module, name in self.list_changed()]
         are_flags = all(name in HOOKS or _is_flag(value) for name, value in held)
-        return are_flags and not any(each.list_written() for each in self.each)
+        return are_flags and not any(holding.list_written() for holding in self.holdings)
 
     def put_back(self) -> None:
         """Let the modules hold what they held."""
-        for each in self.each:
-            each.put_back()
+        for holding in self.holdings:
+            holding.put_back()
 
 
 class _Holding:
@@ -78,12 +80,14 @@ class _Holding:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.own = _own(vars(module))
-        containers = {name: each for name, each in self.own.items() if type(each) in _CONTAINERS}
+        self.attributes = _own(vars(module))
+        containers = {
+            name: value for name, value in self.attributes.items() if type(value) in _CONTAINERS
+        }
         containers |= {name: vars(module)[name] for name in (_BUFFERS, *HOOKS)}
-        self.containers = {name: (each, _contents(each)) for name, each in containers.items()}
+        self.containers = {name: (value, _contents(value)) for name, value in containers.items()}
         self.buffers: dict[str, Tensor | None] = self.containers[_BUFFERS][1]
-        tensors = {name: each for name, each in self.buffers.items() if each is not None}
+        tensors = {name: value for name, value in self.buffers.items() if value is not None}
         self.numbers = {n: (x, _version(x), x.detach().clone()) for n, x in tensors.items()}
 
     def list_changed(self) -> list[str]:
@@ -91,8 +95,8 @@ class _Holding:
         now, none = _own(vars(self.module)), object()
         changed = [
             name
-            for name in {**self.own, **now}
-            if not _is_same(self.own.get(name, none), now.get(name, none))
+            for name in {**self.attributes, **now}
+            if not _is_same(self.attributes.get(name, none), now.get(name, none))
         ]
         for name, (container, contents) in self.containers.items():
             if name != _BUFFERS and not _is_same(contents, _contents(container)):
@@ -107,9 +111,9 @@ class _Holding:
 
     def put_back(self) -> None:
         """Let the module hold the attributes and buffers that it held."""
-        for name in _own(vars(self.module)).keys() - self.own.keys():
+        for name in _own(vars(self.module)).keys() - self.attributes.keys():
             del vars(self.module)[name]
-        vars(self.module).update(self.own)
+        vars(self.module).update(self.attributes)
         for container, contents in self.containers.values():
             if not _is_same(contents, _contents(container)):
                 container.clear()
@@ -132,11 +136,11 @@ def capture_state(net: nn.Module) -> ModuleState:
 @contextmanager
 def preserve_state(net: nn.Module, before: ModuleState | None = None) -> Generator[ModuleState]:
     """Put back whatever calls leave behind, also where what modules hold is known already."""
-    known = capture_state(net) if before is None else before
+    state = capture_state(net) if before is None else before
     try:
-        yield known
+        yield state
     finally:
-        known.put_back()
+        state.put_back()
 
 
 def _is_flag(value: Any) -> bool:
@@ -171,10 +175,10 @@ def _is_same(one: Any, two: Any) -> bool:
 @torch.no_grad()
 def check_weights(copied: nn.Module, net: nn.Module) -> None:
     """Raise if calls have moved weights of a copy: a network that follows another at each call."""
-    own = dict(net.named_parameters())
+    parameters = dict(net.named_parameters())
     for name, weight in copied.named_parameters():
-        if not _holds(weight, own[name]) and not torch.allclose(
-            weight, own[name], rtol=0, atol=0, equal_nan=True
+        if not _holds(weight, parameters[name]) and not torch.allclose(
+            weight, parameters[name], rtol=0, atol=0, equal_nan=True
         ):
             raise TracingError(
                 f"cannot follow the forward of {type(net).__name__}: it changes {name!r} whenever "

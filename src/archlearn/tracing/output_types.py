@@ -21,8 +21,8 @@ def construction_of(value: Any) -> Construction | None:
     if kind in (dict, list, tuple) or isinstance(value, type) or _is_of_torch(kind):
         return None
     if is_dataclass(type(value)):
-        own = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-        return kind, (), own
+        values = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        return kind, (), values
     if isinstance(value, dict):
         # A default factory is a function, which a graph cannot hold.
         first = (None,) if isinstance(value, defaultdict) else ()
@@ -64,7 +64,7 @@ def parts_of(value: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(value, SimpleNamespace):
         return list(vars(value).items())
     if is_dataclass(value) and not isinstance(value, type):
-        return [(each.name, getattr(value, each.name)) for each in fields(value)]
+        return [(field.name, getattr(value, field.name)) for field in fields(value)]
     return None
 
 

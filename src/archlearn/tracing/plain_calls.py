@@ -74,7 +74,7 @@ def read_creations_(graph: fx.Graph) -> None:
         sizes: Any = node.args[0] if len(node.args) == 1 else node.args
         if node.target not in _CREATIONS or not isinstance(sizes, tuple | list):
             continue
-        holders = [found[0] for found in map(size_of, sizes) if found is not None]
+        holders = [pair[0] for pair in map(size_of, sizes) if pair is not None]
         if holders and set(node.kwargs) <= {"dtype", "device"}:
             dtype = node.kwargs.get("dtype") or torch.get_default_dtype()
             node.op, node.target = "call_method", _CREATIONS[node.target]
@@ -84,10 +84,10 @@ def read_creations_(graph: fx.Graph) -> None:
 def read_layers_(graph: fx.Graph, net: nn.Module) -> None:
     """Write `x @ w`, `x @ w.T` and `F.linear(x, w.T)`, of the model's own w, as linear layers."""
     for node in graph.nodes:
-        found = _read_product(node)
-        if found is None:
+        product = _read_product(node)
+        if product is None:
             continue
-        (x, factor, *bias), is_linear = found
+        (x, factor, *bias), is_linear = product
         if not isinstance(x, fx.Node) or not isinstance(factor, fx.Node) or x.op == "get_attr":
             continue
         is_turned = factor.op != "get_attr" and _is_turned(factor)
@@ -116,11 +116,16 @@ def _read_product(node: fx.Node) -> tuple[Sequence[Any], bool] | None:
         if not arrow and "." not in left:  # letters that occur once, sorted
             out = "".join(c for c in sorted({*one, *two}) if left.count(c) == 1)
         _, first, second = args
-        for pair, given, weight in (((first, second), one, two), ((second, first), two, one)):
+        for pair, letters_of, weight in (((first, second), one, two), ((second, first), two, one)):
             is_matrix = len(set(weight)) == len(weight) == 2
             for is_turned, letters in ((False, weight), (True, weight[::-1])):  # bni,io->bno
-                is_read_once = is_matrix and given.count(letters[0]) == 1  # no diagonal: ii,io->io
-                if is_read_once and given[-1] + out == letters[0] + given[:-1] + letters[1]:
+                is_read_once = (
+                    is_matrix and letters_of.count(letters[0]) == 1
+                )  # no diagonal: ii,io->io
+                if (
+                    is_read_once
+                    and letters_of[-1] + out == letters[0] + letters_of[:-1] + letters[1]
+                ):
                     return pair, is_turned
     return None
 
@@ -139,12 +144,12 @@ def join_cleared_parts_(graph: fx.Graph) -> None:
 
     What was read of y before is as it was; all that follows reads the join.
     """
-    order = {node: place for place, node in enumerate(graph.nodes)}
+    order = {node: position for position, node in enumerate(graph.nodes)}
     for node in [node for node in graph.nodes if node.target == "zero_" and not node.users]:
-        found = _find_part_of_clone(node.args[0])
-        if found is None:
+        part = _find_part_of_clone(node.args[0])
+        if part is None:
             continue
-        whole, bounds = found
+        whole, bounds = part
         with graph.inserting_before(node):
             front = graph.call_function(operator.getitem, (whole, slice(bounds.start)))
             cleared = graph.call_function(_ZEROS_LIKE, (node.args[0],))
@@ -164,6 +169,6 @@ def _find_part_of_clone(part: Any) -> tuple[fx.Node, slice] | None:
         return None
     others = [user for user in whole.users if user < part]
     has_views = any(about_of(user.target) is None for user in others)
-    given = (bounds.start, bounds.stop)
-    is_known = all(isinstance(n, fx.Node) or (isinstance(n, int) and n >= 0) for n in given)
+    ends = (bounds.start, bounds.stop)
+    is_known = all(isinstance(n, fx.Node) or (isinstance(n, int) and n >= 0) for n in ends)
     return (whole, bounds) if is_known and bounds.step is None and not has_views else None

@@ -31,12 +31,12 @@ def with_position_ids(net: nn.Module, inputs: ExampleInputs) -> ExampleInputs:
         return inputs
     tokens = arguments["input_ids"]
     counted = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
-    given = arguments["position_ids"]
-    if given is not None and given.shape != counted.shape:
+    positions = arguments["position_ids"]
+    if positions is not None and positions.shape != counted.shape:
         return inputs
     if not _counts_from_zero(net, inputs, arguments | {"position_ids": counted}):
         return inputs
-    kwargs = inputs.kwargs if given is not None else {**inputs.kwargs, "position_ids": counted}
+    kwargs = inputs.kwargs if positions is not None else {**inputs.kwargs, "position_ids": counted}
     return replace(inputs, kwargs=kwargs, may_count_positions=True)
 
 
@@ -48,7 +48,9 @@ def _counts_from_zero(net: nn.Module, inputs: ExampleInputs, arguments: dict[str
     left_out = {k: v for k, v in counted.items() if k != "position_ids"}
     with preserve_rng(inputs), preserve_state(net), evaluating(net), frozen(net), torch.no_grad():
         try:
-            pairs = zip(*(tensors_in(net(**each)) for each in (left_out, counted)), strict=True)
+            pairs = zip(
+                *(tensors_in(net(**example)) for example in (left_out, counted)), strict=True
+            )
             return all(torch.allclose(x, y, equal_nan=True) for x, y in pairs)
         except Exception:  # whatever is wrong is told by the trace
             return False

@@ -23,8 +23,8 @@ _CHECKPOINTING = (
 
 def methods_of_gated(net: nn.Module) -> dict[str, Callable[..., Any]]:
     """Return what a model with gates does in place of its own methods."""
-    own = {"save_pretrained": _save_pretrained} if is_pretrained(net) else {}
-    return own | methods_of_bound(net)
+    methods = {"save_pretrained": _save_pretrained} if is_pretrained(net) else {}
+    return methods | methods_of_bound(net)
 
 
 def methods_of_bound(net: nn.Module) -> dict[str, Callable[..., Any]]:

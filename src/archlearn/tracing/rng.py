@@ -40,10 +40,10 @@ class _Counting(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        given = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and given.get("generator") is None:
+        keywords = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and keywords.get("generator") is None:
             _DRAWN.n = _n_drawn() + 1
-        return func(*args, **given)
+        return func(*args, **keywords)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,8 @@ def preserve_rng(inputs: ExampleInputs, seed: int | None = None) -> Generator[No
         with torch.random.fork_rng(devices):
             if seed is not None:
                 random.seed(seed)
-                own = [torch.cuda.default_generators[device] for device in devices]
-                for generator in (torch.default_generator, *own):
+                cuda_generators = [torch.cuda.default_generators[device] for device in devices]
+                for generator in (torch.default_generator, *cuda_generators):
                     generator.manual_seed(seed)
             yield
     finally:

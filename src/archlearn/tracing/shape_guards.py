@@ -127,10 +127,10 @@ class GuardedProxy(Asking, fx.Proxy):
     """A traced value."""
 
     def __getattr__(self, k: str) -> Any:
-        own = self.tracer.own_tensor(self)
-        has_size = k in _SIZES and isinstance(own, nn.Parameter)  # a buffer may be exchanged
-        if own is not None and (has_size or k in vars(own)):
-            return getattr(own, k)
+        tensor = self.tracer.own_tensor(self)
+        has_size = k in _SIZES and isinstance(tensor, nn.Parameter)  # a buffer may be exchanged
+        if tensor is not None and (has_size or k in vars(tensor)):
+            return getattr(tensor, k)
         kind = Tensor if hasattr(Tensor, k) else self.tracer.class_of(self)
         is_foreign = issubclass(kind, Tensor) and not hasattr(kind, k)
         if is_foreign or _has_not(self, k):  # transformers asks whether a tensor is one of jax
@@ -139,8 +139,8 @@ class GuardedProxy(Asking, fx.Proxy):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Let whoever reads the tensor by its name read the result; a view of it is not told."""
-        made = self.tracer.create_proxy("call_function", with_items, (self, index, value), {})
-        self.node = made.node
+        proxy = self.tracer.create_proxy("call_function", with_items, (self, index, value), {})
+        self.node = proxy.node
 
 
 class AskingAttribute(Asking, Attribute):
@@ -152,14 +152,14 @@ class AskingAttribute(Asking, Attribute):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call a method; of a parameter, those that ask for its sizes are answered at once."""
-        own = self.tracer.own_tensor(self.root) if self.attr in _COUNTS else None
-        if not isinstance(own, nn.Parameter):
-            made = super().__call__(*args, **kwargs)
+        tensor = self.tracer.own_tensor(self.root) if self.attr in _COUNTS else None
+        if not isinstance(tensor, nn.Parameter):
+            proxy = super().__call__(*args, **kwargs)
             if not works_in_place(self.attr) or type(self.root) is not GuardedProxy:
-                return made
-            self.root.node = made.node  # whoever reads the tensor by its name reads the result
+                return proxy
+            self.root.node = proxy.node  # whoever reads the tensor by its name reads the result
             return self.root
-        return getattr(own, self.attr)(*args, **kwargs)
+        return getattr(tensor, self.attr)(*args, **kwargs)
 
     def __getattr__(self, k: str) -> "AskingAttribute":
         if _has_not(self, k):
@@ -212,15 +212,15 @@ def topic_of(node: fx.Node) -> int | None:
     if node.target is getattr:
         holder, name = node.args[0], str(node.args[1])
         inner = topic_of(holder) if isinstance(holder, fx.Node) else None
-        known = ATTRIBUTES.get(name)
-        return (known.about if known else None) if inner is None else inner
+        attribute = ATTRIBUTES.get(name)
+        return (attribute.about if attribute else None) if inner is None else inner
     if (about := about_of(node.target)) is not None:
         return about
     if node.target not in _OPERATORS:
         return None
     topics = [topic_of(part) for part in node.all_input_nodes]
-    known = [topic for topic in topics if topic is not None]
-    return max(known) if known and len(known) == len(topics) else None
+    attribute = [topic for topic in topics if topic is not None]
+    return max(attribute) if attribute and len(attribute) == len(topics) else None
 
 
 def describes(user: fx.Node, node: fx.Node) -> bool:
@@ -384,13 +384,13 @@ class ExampleRuns:
             value = self._run.value_of(node)
         except Exception as error:
             return Answer(refusal=f"the example inputs give no answer ({error})")
-        read = _READ.get(what, lambda found: found)
+        read = _READ.get(what, lambda result: result)
         for other in self._others if _may_hang_on_batch(node, what) else ():
             try:
-                found = other.value_of(node)
+                result = other.value_of(node)
             except Exception:  # such a batch does not exist for this model
                 continue
-            if read(found) != read(value):
+            if read(result) != read(value):
                 hint = f"; {_AS_SIZES}" if what == "number" else ""
                 return Answer(refusal=f"the answer depends on the size of the batch{hint}")
         return Answer(value)
@@ -445,8 +445,8 @@ class _Run:
     def forget(self, live: Callable[[], Collection[fx.Node]]) -> None:
         """Let large results go that nothing can read any more."""
         if self._n_large:
-            known, self._n_large = live(), 0
-            for node in [n for n, v in self.values.items() if _is_large(v) and n not in known]:
+            live_nodes, self._n_large = live(), 0
+            for node in [n for n, v in self.values.items() if _is_large(v) and n not in live_nodes]:
                 del self.values[node]
 
     def _call(self, node: fx.Node) -> Any:

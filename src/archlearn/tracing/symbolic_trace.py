@@ -52,7 +52,7 @@ class Traces:
     blocks: tuple[Blocks, ...] = ()
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        kept = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+        kept = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
         return _unpack, ([pack_graph(graph) for graph in self.graphs], kept)
 
     @property
@@ -139,15 +139,15 @@ def _trace_mode(
             held = capture_state(net)
         except ImportedMeanwhile:
             continue
-        except UntraceableError as found:
-            if found.name in opaque:
-                raise _refuse(net, found.reason) from found
+        except UntraceableError as refusal:
+            if refusal.name in opaque:
+                raise _refuse(net, refusal.reason) from refusal
             if not _forget_cache_(net, inputs):
-                opaque[found.name] = found.reason + describe_fix(found.module, found.reason)
+                opaque[refusal.name] = refusal.reason + describe_fix(refusal.module, refusal.reason)
                 for name, module in net.named_modules():
-                    is_alike = type(module) is type(found.module)
+                    is_alike = type(module) is type(refusal.module)
                     if name and is_alike and not isinstance(module, _TRANSPARENT):
-                        opaque.setdefault(name, found.reason)
+                        opaque.setdefault(name, refusal.reason)
             held = capture_state(net)
         except (InputError, TracingError):
             raise
@@ -208,12 +208,12 @@ def _leaves_cache(net: nn.Module, inputs: Any) -> bool:
     """
 
     def attempt(before: ModuleState) -> bool:
-        anew = tensors_in(_call(net, inputs))
+        repeated = tensors_in(_call(net, inputs))
         before.put_back()
         _call(net, inputs.with_other_values())
         after = capture_state(net)
         again = tensors_in(_call(net, inputs))
-        is_cache = not after.find_changed() and all(map(torch.equal, anew, again))
+        is_cache = not after.find_changed() and all(map(torch.equal, repeated, again))
         before.put_back()
         return is_cache
 
@@ -247,8 +247,8 @@ def _forget_cache_(net: nn.Module, inputs: Any) -> bool:
 
 
 def _call(net: nn.Module, inputs: ExampleInputs) -> Any:
-    given = inputs.copy()
-    return net(*given.args, **given.kwargs)
+    copied = inputs.copy()
+    return net(*copied.args, **copied.kwargs)
 
 
 def _refuse(net: nn.Module, reason: str) -> TracingError:

@@ -64,8 +64,8 @@ def plain_context(tracer: Any) -> Generator[None]:
     """
     with torch.device("cpu"):  # torch notes which functions make tensors when it is first asked
         torch.empty(0)
-    made = _replacements(tracer)
-    with ONE_THREAD, _exchanging(made), torch.inference_mode(False), torch.enable_grad():
+    replacements = _replacements(tracer)
+    with ONE_THREAD, _exchanging(replacements), torch.inference_mode(False), torch.enable_grad():
         yield
 
 
@@ -126,7 +126,7 @@ def frozen(net: nn.Module) -> Generator[None]:
 
 def _replacements(tracer: Any) -> list[tuple[Any, str, Any]]:
     homes: tuple[Any, ...] = (torch, torch.cuda.amp, torch.cpu.amp)
-    made: list[tuple[Any, str, Any]] = [
+    replacements: list[tuple[Any, str, Any]] = [
         (torch, "is_autocast_enabled", _refusing(torch.is_autocast_enabled)),
         *[(home.autocast, "__enter__", _refusing(home.autocast.__enter__)) for home in homes],
         *[(home, name, _recording(getattr(home, name), tracer)) for home, name in _RECORDED],
@@ -139,23 +139,23 @@ def _replacements(tracer: Any) -> list[tuple[Any, str, Any]]:
     ]
     again: Any = sys.modules.get("torch.utils.checkpoint")
     if again is not None:
-        made.append((again, "CheckpointFunction", _CalledOnce))
-    return made
+        replacements.append((again, "CheckpointFunction", _CalledOnce))
+    return replacements
 
 
 @contextmanager
-def _exchanging(made: list[tuple[Any, str, Any]]) -> Generator[None]:
+def _exchanging(replacements: list[tuple[Any, str, Any]]) -> Generator[None]:
     """Let owners have other attributes for a while, unless an import gives them theirs back."""
-    own = [getattr(owner, name) for owner, name, _ in made]
+    originals = [getattr(owner, name) for owner, name, _ in replacements]
 
     def put_back() -> None:
-        for (owner, name, _), function in zip(made, own, strict=True):
+        for (owner, name, _), function in zip(replacements, originals, strict=True):
             setattr(owner, name, function)
 
     imports: Any = _Imports(put_back)
     sys.meta_path.insert(0, imports)
     try:
-        for owner, name, other in made:
+        for owner, name, other in replacements:
             setattr(owner, name, other)
         yield
     finally:
@@ -216,21 +216,21 @@ def _following(tracer: Any) -> Callable[..., Any]:
 
 def _length(tracer: Any) -> Callable[[Any], Any]:
     """Return `len` that gives rows of a traced tensor as a traced value, as `x.shape[0]` is one."""
-    own = len
+    builtin = len
 
     def length(of: Any, /) -> Any:
-        return of.shape[0] if type(of) is GuardedProxy and tracer.is_tensor(of) else own(of)
+        return of.shape[0] if type(of) is GuardedProxy and tracer.is_tensor(of) else builtin(of)
 
     return length
 
 
 def _may_call(tracer: Any) -> Callable[[Any], bool]:
     """Return `callable` that asks the example: every traced value has a `__call__`."""
-    own = callable
+    builtin = callable
 
     def may_call(of: Any, /) -> bool:
         if type(of) is not GuardedProxy:
-            return own(of)
+            return builtin(of)
         return any("__call__" in vars(base) for base in tracer.class_of(of).__mro__)
 
     return may_call

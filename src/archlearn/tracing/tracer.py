@@ -176,8 +176,8 @@ class ArchTracer(fx.Tracer):
             a = a.item()
         if isinstance(a, type) and isinstance(getattr(a, "dtype", None), torch.dtype):
             return a.dtype  # of torch.FloatTensor, as in x.type(torch.FloatTensor)
-        made = construction_of(a)
-        if made is None:
+        construction = construction_of(a)
+        if construction is None:
             try:
                 return super().create_arg(a)
             except NotImplementedError as error:
@@ -189,16 +189,16 @@ class ArchTracer(fx.Tracer):
                     f"{type(a).__name__} is no container that a trace can hold; "
                     f"{'put use_cache=False into example_inputs' if is_cache else fix}"
                 ) from error
-        kind, args, kwargs = made
+        kind, args, kwargs = construction
         return self.create_node(
             "call_function", kind, self.create_arg(args), self.create_arg(kwargs)
         )
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Return a traced value that can be asked about its shape."""
-        made = GuardedProxy(node, self)
-        self.note_proxy(made)
-        return made
+        guarded = GuardedProxy(node, self)
+        self.note_proxy(guarded)
+        return guarded
 
     def create_proxy(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, kind: str, target: Any, args: Any, kwargs: Any, *options: Any, **more: Any
@@ -315,18 +315,18 @@ class ArchTracer(fx.Tracer):
         """Return the calls whose results `forward` may still read."""
         self._proxies = [ref for ref in self._proxies if ref() is not None]
         held = [vars(ref()) for ref in self._proxies]
-        nodes: list[Any] = [each.get("node") or each.get("_node") for each in held]
+        nodes: list[Any] = [fields.get("node") or fields.get("_node") for fields in held]
         return {node for node in nodes if node is not None}
 
     def _guard(self, node: fx.Node, guard: Guard) -> None:
         """Let the graph refuse inputs for which the answer would be another one."""
         line, value, asked = source_of(node) or node.name, guard.value, guard.asked
-        said = self.answered.setdefault(line, str(value))
-        if str(value) not in said.split(", then "):
-            self.answered[line] = f"{said}, then {value}"
-        made = asked if isinstance(asked, fx.Node) else self.create_node(*asked)
+        answers = self.answered.setdefault(line, str(value))
+        if str(value) not in answers.split(", then "):
+            self.answered[line] = f"{answers}, then {value}"
+        asked_node = asked if isinstance(asked, fx.Node) else self.create_node(*asked)
         what = f"what forward asks at {line}"
-        self.create_node("call_function", guard.check, (made, value, what), {})
+        self.create_node("call_function", guard.check, (asked_node, value, what), {})
 
     def call_module(
         self,
@@ -380,13 +380,13 @@ class ArchTracer(fx.Tracer):
             return
         traced = (*m._forward_pre_hooks, *m._forward_hooks)
         self._blocks[number] = BlockCall(path, None, None, traced)
-        given = _try_to_name((tuple(args), kwargs))
+        named = _try_to_name((tuple(args), kwargs))
         self._open_blocks.append(number)
 
         def note_output(out: Any) -> None:
             output = _try_to_name((out,))
-            if given is not None and output is not None:
-                self._blocks[number] = BlockCall(path, given, output[0], traced)
+            if named is not None and output is not None:
+                self._blocks[number] = BlockCall(path, named, output[0], traced)
 
         try:
             yield note_output
@@ -413,17 +413,17 @@ class ArchTracer(fx.Tracer):
         if further:
             proxies.append(self.create_proxy("placeholder", f"**{further}", (), {}))
 
-        def call(*given: Any) -> Any:
-            traced = dict(zip([argument.name for argument in arguments], given, strict=False))
+        def call(*traced_args: Any) -> Any:
+            traced = dict(zip([argument.name for argument in arguments], traced_args, strict=False))
             if further:
-                checked = (given[-1], config_flags(self.root))
+                checked = (traced_args[-1], config_flags(self.root))
                 self.create_proxy("call_function", check_keywords, checked, {})
             # What was given in place of a tensor says more than that the tensor is missing.
             in_order = sorted(arguments, key=lambda argument: argument.is_followed)
             values = {argument.name: self._checked(argument, traced) for argument in in_order}
             shown = [argument for argument in arguments if argument.is_given]
-            args = [values[each.name] for each in shown if not each.by_keyword]
-            keywords = {each.name: values[each.name] for each in shown if each.by_keyword}
+            args = [values[one.name] for one in shown if not one.by_keyword]
+            keywords = {one.name: values[one.name] for one in shown if one.by_keyword}
             whole, named = without_hint(self.root, args, keywords)
             return root_fn(self.root, *whole, **named)
 
@@ -463,11 +463,11 @@ def _split_linear(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
 
     So the weight is that of a layer, and the bias is added to what it returns.
     """
-    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-    weight, bias = given.get("weight"), given.get("bias")
+    arguments = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+    weight, bias = arguments.get("weight"), arguments.get("bias")
     is_own = isinstance(weight, fx.Proxy) and find_parameter(weight.node) is not None
     is_computed = isinstance(bias, fx.Proxy) and find_parameter(bias.node) is None
-    return (given["input"], weight, bias) if is_own and is_computed else None
+    return (arguments["input"], weight, bias) if is_own and is_computed else None
 
 
 def _is_parametrized_class_of_users(m: nn.Module) -> bool:
@@ -499,6 +499,6 @@ def _name_by_position_(node: fx.Node) -> None:
         node.kwargs = {name: value for name, value in node.kwargs.items() if name != "input"}
     if node.target is torch.addmm and len(node.args) == 3 and not node.kwargs:
         bias, x, weight = node.args
-        own = [part for part in (bias, weight) if isinstance(part, fx.Node)]
-        if [part.op for part in own] == ["get_attr", "get_attr"]:
+        parts = [part for part in (bias, weight) if isinstance(part, fx.Node)]
+        if [part.op for part in parts] == ["get_attr", "get_attr"]:
             node.target, node.args = linear_by_columns, (x, weight, bias)

@@ -38,13 +38,13 @@ def without_hint(m: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> C
     Left alone, it compares the numbers of the mask with those of a causal one, to choose a faster
     kernel for the same function.
     """
-    for kind, (name, place) in _HINTS.items():
+    for kind, (name, position) in _HINTS.items():
         if not isinstance(m, kind) or type(m).forward is not kind.forward:
             continue
-        if len(args) <= place and kwargs.get(name) is None:
+        if len(args) <= position and kwargs.get(name) is None:
             kwargs = {**kwargs, name: False}
-        elif len(args) > place and args[place] is None:
-            args = (*args[:place], False, *args[place + 1 :])
+        elif len(args) > position and args[position] is None:
+            args = (*args[:position], False, *args[position + 1 :])
     return tuple(args), kwargs
 
 
@@ -157,7 +157,7 @@ def count_flops() -> Generator[Any]:
     Attention runs step by step meanwhile: nobody can count what a fused kernel does.
     """
     aten = torch.ops.aten
-    known = {
+    counts = {
         aten._scaled_dot_product_flash_attention_for_cpu: _count_attention,
         aten.mkldnn_rnn_layer: _count_recurrent_layer,
         aten._cudnn_rnn: _count_recurrent,
@@ -165,7 +165,7 @@ def count_flops() -> Generator[Any]:
     was_fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with FlopCounterMode(display=False, custom_mapping=known) as counter:
+        with FlopCounterMode(display=False, custom_mapping=counts) as counter:
             yield counter
     finally:
         torch.backends.mha.set_fastpath_enabled(was_fused)

@@ -119,7 +119,7 @@ def difference(one: list[Tensor], two: list[Tensor]) -> float:
         if a.shape != b.shape:
             raise CertificateError(f"outputs of shape {tuple(a.shape)} and {tuple(b.shape)}")
         if a.is_complex() and b.is_complex():
-            a, b = (torch.view_as_real(each.resolve_conj()) for each in (a, b))
+            a, b = (torch.view_as_real(complex_tensor.resolve_conj()) for complex_tensor in (a, b))
         worst = max(worst, _relative(a, b.to(a.dtype) if b.is_floating_point() else b))
     return worst
 
@@ -236,13 +236,13 @@ def certify(
     modules = (*first.modules(), *second.modules())
     has_gates = any(isinstance(module, GateContainer | TriState) for module in modules)
     with class_forwards(first, second):
-        for place, model in (("first", first), ("second", second)):
+        for position, model in (("first", first), ("second", second)):
             try:
                 with evaluating(model):
                     _run(model, inputs)
             except Exception as error:
                 raise InputError(
-                    f"the {place} model, {type(model).__name__}, does not run on the example "
+                    f"the {position} model, {type(model).__name__}, does not run on the example "
                     f"inputs: {first_line(error)}; give inputs that both models take"
                 ) from error
         comparison = Comparison((first, second), {}, inputs, must_be_apart=has_gates)
@@ -355,9 +355,13 @@ class Comparison:
         self, samples: list[SampleInput], doubles: Doubles, allowed: float
     ) -> tuple[_Gaps, int]:
         """Return the largest differences, and on how many inputs."""
-        measured = [(self._measure_one(each, doubles, allowed), each.n_inputs) for each in samples]
+        measured = [
+            (self._measure_one(sample, doubles, allowed), sample.n_inputs) for sample in samples
+        ]
         gaps, counts = zip(*((gap, n) for gap, n in measured if gap is not None), strict=True)
-        return _Gaps(*(max(each) for each in zip(*map(astuple, gaps), strict=True))), sum(counts)
+        return _Gaps(*(max(sample) for sample in zip(*map(astuple, gaps), strict=True))), sum(
+            counts
+        )
 
     def _measure_one(self, trial: SampleInput, doubles: Doubles, allowed: float) -> _Gaps | None:
         """Return the differences, or None if what was drawn is no input of the first model."""
@@ -377,7 +381,7 @@ class Comparison:
             if trial.n_inputs > 1 and not any(map(_differs_by_row, wide_outputs)):
                 _log.warning(_BLIND, type(self.models[0]).__name__)
             try:
-                found = self._run(1, double)
+                double_outputs = self._run(1, double)
             except Exception as error:
                 if trial.n_inputs == 1 or not self.is_derived:
                     raise
@@ -386,22 +390,22 @@ class Comparison:
                     f"does: {first_line(error)}; mark the part that fails in leaves=[...] of "
                     "add_gates, and report the model"
                 ) from error
-            wide = difference(wide_outputs, found)
+            wide = difference(wide_outputs, double_outputs)
         if not doubles:
             return _Gaps(wide, wide)
         outputs = self._run(1, single)
-        own, rounding = math.inf, 0.0
+        single_difference, rounding = math.inf, 0.0
         if self.is_derived:
-            own = difference_of_numbers(wide_outputs, outputs)
-        if not own <= allowed:
+            single_difference = difference_of_numbers(wide_outputs, outputs)
+        if not single_difference <= allowed:
             rounded = self._run(0, single)
-            own = difference_of_numbers(rounded, outputs)
+            single_difference = difference_of_numbers(rounded, outputs)
             rounding = difference_of_numbers(wide_outputs, rounded)
-        return _Gaps(own, wide, rounding)
+        return _Gaps(single_difference, wide, rounding)
 
-    def _run(self, place: int, inputs: ExampleInputs) -> list[Tensor]:
+    def _run(self, index: int, inputs: ExampleInputs) -> list[Tensor]:
         """Run one of the models, while the other has no numbers and its modules are watched."""
-        model, other = self.models[place], self.models[1 - place]
+        model, other = self.models[index], self.models[1 - index]
         if not self.must_be_apart:
             return _run(model, inputs)
         with noticing_calls(other) as called, holding(_nan_for(other)):
@@ -425,16 +429,16 @@ def compare_in_both_modes(first: nn.Module, second: nn.Module, inputs: ExampleIn
     wide = inputs.to(torch.float64, floating_only=True)
     doubles = {**to_float64(first), **to_float64(second)}
     with evaluating(first, second), exchanging(doubles):
-        found = difference(_run(first, wide), _run(second, wide))
+        wide_difference = difference(_run(first, wide), _run(second, wide))
         first.train()
         second.train()
         try:
             outputs = _run(first, wide)
         except Exception:
-            return found
+            return wide_difference
         if _draws(first, wide):
-            return found
-        return max(found, difference(outputs, _run(second, wide)))
+            return wide_difference
+        return max(wide_difference, difference(outputs, _run(second, wide)))
 
 
 _BLIND = (
@@ -449,16 +453,16 @@ def _differs_by_row(output: Tensor) -> bool:
 
 def _draws(model: nn.Module, inputs: ExampleInputs) -> bool:
     """Return whether a call draws random numbers; the generators are afterwards what they were."""
-    given = inputs.copy()
+    copied = inputs.copy()
     with preserve_state(model), torch.no_grad(), preserve_rng(inputs), watching_draws() as draws:
-        model(*given.args, **given.kwargs)
+        model(*copied.args, **copied.kwargs)
         return draws.has_moved()
 
 
 def _run(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
-    given = inputs.copy()
+    copied = inputs.copy()
     with preserve_state(model), torch.no_grad(), preserve_rng(inputs, seed=0):
-        return tensors_in(model(*given.args, **given.kwargs))
+        return tensors_in(model(*copied.args, **copied.kwargs))
 
 
 def _rounding(dtype: torch.dtype) -> float:
@@ -489,9 +493,10 @@ def _dtype(model: nn.Module) -> torch.dtype:
 
 def _nan_for(model: nn.Module) -> Doubles:
     """Return NaN in place of every parameter and buffer of a model; what reads one is NaN, too."""
-    own = [tensor for _, tensor in tensors_of(model) if _is_plain(tensor)]
+    plain_tensors = [tensor for _, tensor in tensors_of(model) if _is_plain(tensor)]
     return {
-        x: torch.full((), torch.nan, dtype=x.dtype, device=x.device).expand(x.shape) for x in own
+        x: torch.full((), torch.nan, dtype=x.dtype, device=x.device).expand(x.shape)
+        for x in plain_tensors
     }
 
 

@@ -126,6 +126,6 @@ def _layout_of(model: nn.Module) -> str:
     return "contiguous"
 
 
-def _check(argument: str, value: object, known: Mapping[str, Any] | tuple[str, ...]) -> None:
-    if value not in known:
-        raise InputError(f"{argument} is {value!r}; choose one of {', '.join(known)}")
+def _check(argument: str, value: object, choices: Mapping[str, Any] | tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InputError(f"{argument} is {value!r}; choose one of {', '.join(choices)}")

@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_leaves
 from archlearn.module_utils import EXCHANGES_UNDER_WAY, tensors_of
 
 
-def to_float64(net: nn.Module, known: Container[Tensor] = ()) -> dict[Tensor, Tensor]:
+def to_float64(net: nn.Module, skipped: Container[Tensor] = ()) -> dict[Tensor, Tensor]:
     """Return the numbers of each real or complex tensor, not `known`, that is not double yet."""
     return {
         tensor: tensor.detach().to(widened(tensor.dtype))
         for _, tensor in tensors_of(net)
-        if widened(tensor.dtype) is not tensor.dtype and tensor not in known
+        if widened(tensor.dtype) is not tensor.dtype and tensor not in skipped
     }
 
 
@@ -78,13 +78,13 @@ class _Widening(TorchFunctionMode):
 @contextmanager
 def holding(numbers: Mapping[Tensor, Tensor]) -> Generator[None]:
     """Let tensors hold other numbers for a while."""
-    own = {tensor: tensor.data for tensor in numbers}
+    original_data = {tensor: tensor.data for tensor in numbers}
     try:
         for tensor, other in numbers.items():
             tensor.data = other
         yield
     finally:
-        for tensor, data in own.items():
+        for tensor, data in original_data.items():
             tensor.data = data
 
 

@@ -100,7 +100,7 @@ def where(step: OpCall) -> Any:
     of_mask = 0 if step.name == "where" and not isinstance(step.node.target, str) else 1
 
     def state_rule(states: list[Tensor]) -> Tensor:
-        worst = _worst([state for place, state in enumerate(states) if place != of_mask])
+        worst = _worst([state for index, state in enumerate(states) if index != of_mask])
         return torch.where(worst == ZERO, ZERO, UNKNOWN)
 
     return combine(step, state_rule)
@@ -138,27 +138,27 @@ def new(step: OpCall) -> Any:
     x, dims = step.x, varying(step.x.ids)
     if not isinstance(step.out, Tensor):
         return fixed_out(step.out)
-    shape, own = step.out.shape, where_varying(x.ids)
+    shape, varied = step.out.shape, where_varying(x.ids)
     state = {"new_zeros": ZERO, "new_ones": CONSTANT}.get(step.name, UNKNOWN)
-    given: Any = step.node.args[1:]
-    sizes: Any = given[0] if given and isinstance(given[0], tuple | list) else given
+    arguments: Any = step.node.args[1:]
+    sizes: Any = arguments[0] if arguments and isinstance(arguments[0], tuple | list) else arguments
     sizes = sizes if len(sizes) == len(shape) else ()
-    known = [size_of(size) or (None, 0) for size in sizes]
+    sources = [size_of(size) or (None, 0) for size in sizes]
     holder, n = step.node.args[0], x.ids.dim()
-    of_x = [i for i, (of, dim) in enumerate(known) if of is holder and dim % n in dims]
+    of_x = [i for i, (of, dim) in enumerate(sources) if of is holder and dim % n in dims]
     begun = _find_begun(sizes) if state == ZERO else None
     is_alike = (
-        len(shape) == n and dims and own.numel() and all(shape[d] == x.shape[d] for d in dims)
+        len(shape) == n and dims and varied.numel() and all(shape[d] == x.shape[d] for d in dims)
     )
     if len(dims) == len(of_x) == 1:
-        ids, place = own.reshape(-1), of_x[0]
+        ids, dim_of_channels = varied.reshape(-1), of_x[0]
     elif is_alike and begun not in dims:
-        return Labels(own.expand(shape), constant(state, shape))
+        return Labels(varied.expand(shape), constant(state, shape))
     elif begun is not None:
-        ids, place = step.constraints.new_atoms(shape[begun]), begun
+        ids, dim_of_channels = step.constraints.new_atoms(shape[begun]), begun
     else:
         return fixed_out(step.out)
-    return along(ids, torch.full_like(ids, state), shape, place)
+    return along(ids, torch.full_like(ids, state), shape, dim_of_channels)
 
 
 def _find_begun(sizes: Sequence[Any]) -> int | None:
@@ -189,19 +189,21 @@ def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> 
         if passing is None:
             return opaque(step)
         firm[passing] = True
-        own, fixed = set(varying(spread[passing])), constant(FIXED, shape)
-        spread = [ids if own & set(varying(ids)) else fixed for ids in spread]  # heads of both go
+        passed, fixed = set(varying(spread[passing])), constant(FIXED, shape)
+        spread = [
+            ids if passed & set(varying(ids)) else fixed for ids in spread
+        ]  # heads of both go
     has_channels = [bool((labels.ids != FIXED).any()) for labels in step.labels]
     is_scale = all(x.name for x, has in zip(step.labels, has_channels, strict=True) if has)
     if not ties_fixed and not is_scale and any(map(operator.and_, firm, has_channels)):
         firm = list(map(operator.and_, firm, has_channels))
     base = spread[firm.index(True)]
     if len(varying(base)) > 1:  # what varies least says most: all beside it is tied to it
-        known = [ids for ids, is_firm in zip(spread, firm, strict=True) if is_firm]
-        base = min(known, key=lambda ids: len(varying(ids)) or len(shape))
+        firm_ids = [ids for ids, is_firm in zip(spread, firm, strict=True) if is_firm]
+        base = min(firm_ids, key=lambda ids: len(varying(ids)) or len(shape))
     states = [_state_of(value, node, shape) for value, node in _arguments(step)]
-    place = [i for i, (value, _) in enumerate(_arguments(step)) if isinstance(value, Labels)]
-    for index, labels, ids, is_firm in zip(place, step.labels, spread, firm, strict=True):
+    positions = [i for i, (value, _) in enumerate(_arguments(step)) if isinstance(value, Labels)]
+    for index, labels, ids, is_firm in zip(positions, step.labels, spread, firm, strict=True):
         if is_firm:  # of a matrix its rows are tied, where only these are beside
             lines = None if len(varying(ids)) < 2 else step.constraints.lines_of(ids)
             if lines is None or varying(lines[0]) != varying(base):
@@ -219,7 +221,7 @@ def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> 
             )
         if not is_firm and labels.name is None:  # a parameter is a constant
             states[index] = torch.tensor(UNKNOWN, device="cpu")
-    state = pointwise(lambda *each: state_rule(list(each)), *states)
+    state = pointwise(lambda *values: state_rule(list(values)), *states)
     return Labels(base, state.broadcast_to(shape))
 
 
@@ -228,12 +230,12 @@ def _find_passing(step: OpCall) -> int | None:
 
     Those of the other stay. In a network that shrinks it goes on as it began.
     """
-    found = [place for place, labels in enumerate(step.labels) if varying(labels.ids)]
-    if len(found) != 2:
+    varied = [index for index, labels in enumerate(step.labels) if varying(labels.ids)]
+    if len(varied) != 2:
         return None
-    one, two = (where_varying(step.labels[place].ids).numel() for place in found)
+    one, two = (where_varying(step.labels[index].ids).numel() for index in varied)
     is_first = step.constraints.whole_groups.setdefault(step.node.name, one >= two)
-    return found[0] if is_first else found[1]
+    return varied[0] if is_first else varied[1]
 
 
 def _is_firm(labels: Labels, shape: torch.Size, dims: list[int]) -> bool:

@@ -74,10 +74,10 @@ def _recurrent(step: OpCall, op: LinearOp, dim: int) -> Any:
             is_first = name.removesuffix("_reverse") == "weight_ih_l0"
             step.constraints.tie_dim(full, 1, ids if is_first else columns[name[:9]])
     _keep_units(step, op, states, units)
-    made = iter((states, states, units))
+    lines = iter((states, states, units))
 
     def follow(leaf: Tensor) -> Labels:
-        line = next(made)
+        line = next(lines)
         line = line.repeat(leaf.shape[-1] // len(line))
         return along(line, constant(UNKNOWN, [len(line)]), leaf.shape, leaf.dim() - 1)
 
@@ -86,16 +86,16 @@ def _recurrent(step: OpCall, op: LinearOp, dim: int) -> Any:
 
 def _keep_units(step: OpCall, op: LinearOp, states: Tensor, units: Tensor) -> None:
     """Tie units to the states that they start from; keep those that cannot go."""
-    for given, own in zip(leaves_of(step.argument(1, "hx")), (states, units), strict=False):
+    for state, unit_ids in zip(leaves_of(step.argument(1, "hx")), (states, units), strict=False):
         ids = torch.tensor([FIXED], device="cpu")
-        if isinstance(given, Labels):
-            ids, _ = step.constraints.read(given, given.ids.dim() - 1)
-        if given is not None and bool((ids == FIXED).any()):
+        if isinstance(state, Labels):
+            ids, _ = step.constraints.read(state, state.ids.dim() - 1)
+        if state is not None and bool((ids == FIXED).any()):
             text = f"{op.layer!r} starts from a state hx that is given, or of numbers written down"
             fix = "leave hx out, or make it a parameter, a buffer or x.new_zeros(...) in forward"
-            step.constraints.block(own, text, fix)
-        elif given is not None:
-            step.constraints.tie(ids, own)
+            step.constraints.block(unit_ids, text, fix)
+        elif state is not None:
+            step.constraints.tie(ids, unit_ids)
     if states is not units:
         step.constraints.block(units, f"{op.layer!r} projects them", "leave proj_size out")
     if not step.may_gate_reads:
@@ -124,10 +124,10 @@ def _find_passing(step: OpCall, op: LinearOp, dim: int) -> tuple[int, Tensor, Te
         ids = line_along(step.x.ids, other)
         return other, ids, torch.full((step.x.shape[dim],), FIXED, device="cpu")
     lines = step.constraints.lines_of(step.x.ids)
-    found = {tuple(varying(line)): line for line in lines or ()}
-    if found.keys() != {(other,), (dim,)}:
+    line_of = {tuple(varying(line)): line for line in lines or ()}
+    if line_of.keys() != {(other,), (dim,)}:
         return None
-    return other, line_along(found[other,], other), line_along(found[dim,], dim)
+    return other, line_along(line_of[other,], other), line_along(line_of[dim,], dim)
 
 
 def _pass(
@@ -161,10 +161,10 @@ def _choose_rule(step: OpCall, op: LinearOp) -> Callable[..., tuple[Tensor, Tens
     sides = step.x.ids, step.out
     size = min(side.shape[side.dim() + op.channel_dim] for side in sides) // op.groups
     is_many, is_finer = min(op.groups, size) > FEW, op.groups >= size
-    known, name = step.constraints.whole_groups, step.node.name
-    if known.setdefault(f"{name}/2", is_many):
+    decisions, name = step.constraints.whole_groups, step.node.name
+    if decisions.setdefault(f"{name}/2", is_many):
         return _groups_and_parts
-    return _whole_groups if known.setdefault(name, is_finer) else _within_groups
+    return _whole_groups if decisions.setdefault(name, is_finer) else _within_groups
 
 
 def _dense(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

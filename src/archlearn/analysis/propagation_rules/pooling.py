@@ -57,8 +57,10 @@ def extreme(step: OpCall) -> Any:
     """`max` and `min` along a dimension, of which the values are read and the indices are not."""
     if not isinstance(step.out, tuple) or not all(map(_reads_values, step.node.users)):
         return opaque(step)
-    found = _reduce(step, keeps_constants=True)
-    return type(step.out)((found, fixed_out(step.out[1]))) if isinstance(found, Labels) else found
+    labels = _reduce(step, keeps_constants=True)
+    return (
+        type(step.out)((labels, fixed_out(step.out[1]))) if isinstance(labels, Labels) else labels
+    )
 
 
 def variance(step: OpCall) -> Any:
@@ -93,12 +95,12 @@ def _reduce(step: OpCall, keeps_constants: bool) -> Any:
     of_dims, of_keepdim = _PLACES.get(step.name, (1, 2))
     dims = step.argument(of_dims, "dim", step.kwargs.get("axis"))
     keepdim = bool(step.argument(of_keepdim, "keepdim", False))
-    each = dims if isinstance(dims, tuple | list) else (dims,)
+    listed = dims if isinstance(dims, tuple | list) else (dims,)
     if not (
-        isinstance(step.out, Tensor | tuple) and each and all(type(dim) is int for dim in each)
+        isinstance(step.out, Tensor | tuple) and listed and all(type(dim) is int for dim in listed)
     ):
         return opaque(step)
-    chosen = {dim % step.x.ids.dim() for dim in each}
+    chosen = {dim % step.x.ids.dim() for dim in listed}
     ids, state = step.x.ids, step.x.state
     dims = set(varying(ids))
     if chosen & dims:
@@ -152,8 +154,8 @@ def _leaves_zeros_out(step: OpCall) -> bool:
     if step.name != "var" or not step.may_gate_reads:
         return step.name in ("sum", "mean")
     dims: Any = step.argument(1, "dim")
-    found = dims if isinstance(dims, tuple | list) else (dims,)
-    return [dim % step.x.ids.dim() for dim in found] == varying(step.x.ids)
+    listed = dims if isinstance(dims, tuple | list) else (dims,)
+    return [dim % step.x.ids.dim() for dim in listed] == varying(step.x.ids)
 
 
 def _keeps_constants(step: OpCall) -> bool:

@@ -81,7 +81,7 @@ def _read_equation(equation: str, n_dims: list[int]) -> tuple[list[str], str]:
 def attention(step: OpCall) -> Any:
     """`F.scaled_dot_product_attention`: two products with a softmax in between."""
     names = ("query", "key", "value", "attn_mask")
-    q, k, v, mask = (step.argument(place, name) for place, name in enumerate(names))
+    q, k, v, mask = (step.argument(index, name) for index, name in enumerate(names))
     if not all(isinstance(part, Labels) and part.ids.dim() == q.ids.dim() for part in (q, k, v)):
         return opaque(step)
     if q is not step.x or q.ids.dim() < 3:
@@ -94,19 +94,19 @@ def attention(step: OpCall) -> Any:
     weights = Labels(scores[0].ids, constant(UNKNOWN, scores[0].shape))
     if isinstance(mask, Labels):
         _tie_mask(step, mask, weights)
-    made = _contract(step, [(weights, f"{batch}yx"), (v, f"{batch}xw")], f"{batch}yw")
-    if made is None:
+    contracted = _contract(step, [(weights, f"{batch}yx"), (v, f"{batch}xw")], f"{batch}yw")
+    if contracted is None:
         return opaque(step)
-    step.products.extend([(q.shape[-1], scores[1]), (v.shape[-1], made[1])])
-    return made[0]
+    step.products.extend([(q.shape[-1], scores[1]), (v.shape[-1], contracted[1])])
+    return contracted[0]
 
 
 def _multiply(step: OpCall, factors: list[Factor], out: str) -> Any:
-    made = _contract(step, factors, out)
-    if made is None:
+    contracted = _contract(step, factors, out)
+    if contracted is None:
         return opaque(step)
-    step.products.append((1, made[1]))
-    return made[0]
+    step.products.append((1, contracted[1]))
+    return contracted[0]
 
 
 def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Tensor | None] | None:
@@ -129,7 +129,7 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
         if step.may_gate_reads:
             return _pass_grid(step, whole, factors, grid, (out, shape))
     elif grid is not None and {grid[0]} not in along_letters:
-        along_letters = [found - {grid[0]} for found in along_letters]
+        along_letters = [letters_in - {grid[0]} for letters_in in along_letters]
     passing = _find_passing(factors, along_letters, out)
     shared = set.intersection(*along_letters) - set(out)
     if len(shared) == 1 and not all(passing in letters for _, letters in factors):
@@ -138,7 +138,9 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
     if passing:
         return _pass(step, whole, factors, passing, (out, shape))
     summed = set[str]().union(*along_letters)
-    if len(summed) > 1 or (summed and not all(summed <= found for found in along_letters)):
+    if len(summed) > 1 or (
+        summed and not all(summed <= letters_in for letters_in in along_letters)
+    ):
         return None
     ids = _read_summed(step, whole, summed.pop()) if summed else None
     return filled(shape, FIXED, UNKNOWN), ids
@@ -146,8 +148,8 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
 
 def _find_grid(heads: list[str], along_letters: list[set[str]], out: str) -> tuple[str, str] | None:
     """Return the index of heads, and that of channels within them, where both could go."""
-    for c in [c for c in heads if any(c in found for found in along_letters)]:
-        within = [found - {c} for found in along_letters]
+    for c in [c for c in heads if any(c in letters_of for letters_of in along_letters)]:
+        within = [letters_of - {c} for letters_of in along_letters]
         left = set[str]().union(*within)
         is_summed = all(within) and not left & set(out)
         if len(left) == 1 and (is_summed or left & set(out)):
@@ -161,14 +163,14 @@ def _loses_whole_heads(step: OpCall, factors: list[Factor], grid: tuple[str, str
     with_heads = [(x, letters.index(heads)) for x, letters in factors if heads in letters]
     lines = [core(x.ids, x.state, dim)[0] for x, dim in with_heads]
     n_heads = max(line.unique(dim=1).shape[1] for line in lines)
-    known = step.constraints.whole_groups
-    if step.node.name not in known:
+    decisions = step.constraints.whole_groups
+    if step.node.name not in decisions:
         parts = [(x.ids, letters.index(within)) for x, letters in factors if within in letters]
         root = step.constraints.roots() if n_heads <= FEW else torch.zeros(0, device="cpu")
-        known[step.node.name] = n_heads > FEW or not all(
+        decisions[step.node.name] = n_heads > FEW or not all(
             dim in varying(pointwise(root.__getitem__, ids)) for ids, dim in parts
         )
-    return known[step.node.name]
+    return decisions[step.node.name]
 
 
 def _pass_grid(
@@ -182,7 +184,7 @@ def _pass_grid(
     (heads, within), (out, shape) = grid, result
     rows: Tensor | None = None
     columns: Tensor | None = None
-    known: Tensor | None = None
+    grid_ids: Tensor | None = None
     states: list[Tensor] = []
     for (original, _), (labels, letters) in zip(whole, factors, strict=True):
         if within not in letters or letters.index(within) not in varying(labels.ids):
@@ -198,35 +200,35 @@ def _pass_grid(
             if _is_repeated(labels, dims[0]):
                 step.repeated.append(original)
             cells, state = (plane_along(x, dims) for x in (labels.ids, labels.state))
-            known = cells if known is None else known
-            step.constraints.tie(known, cells)
+            grid_ids = cells if grid_ids is None else grid_ids
+            step.constraints.tie(grid_ids, cells)
             states.append(state)
-    if known is None:
+    if grid_ids is None:
         assert rows is not None  # heads vary in one factor
         assert columns is not None  # and channels within them in the other
-        known = step.constraints.new_matrix(rows, columns)
-        states = [torch.full_like(known, UNKNOWN)]
+        grid_ids = step.constraints.new_matrix(rows, columns)
+        states = [torch.full_like(grid_ids, UNKNOWN)]
     else:
-        rows = step.constraints.new_atoms(len(known)) if rows is None else rows
-        columns = step.constraints.new_atoms(known.shape[1]) if columns is None else columns
-        step.constraints.note_grid(known, rows, columns)
+        rows = step.constraints.new_atoms(len(grid_ids)) if rows is None else rows
+        columns = step.constraints.new_atoms(grid_ids.shape[1]) if columns is None else columns
+        step.constraints.note_grid(grid_ids, rows, columns)
     state = torch.stack(torch.broadcast_tensors(*states)).amin(0)
     if within in out:
         state = torch.where(state == ZERO, ZERO, UNKNOWN)
         dims = out.index(heads), out.index(within)
-        return spread_plane(known, state, shape, dims), known.reshape(-1)
+        return spread_plane(grid_ids, state, shape, dims), grid_ids.reshape(-1)
     is_open = (state != ZERO).any(0)
     if bool(is_open.any()):
         step.gate_read(whole[0][1].index(within), torch.where(is_open, columns, FIXED))
     unknown = torch.full_like(rows, UNKNOWN)
-    return along(rows, unknown, shape, out.index(heads)), known.reshape(-1)
+    return along(rows, unknown, shape, out.index(heads)), grid_ids.reshape(-1)
 
 
 def _find_passing(factors: list[Factor], along_letters: list[set[str]], out: str) -> str:
     """Return the index of the result along which channels pass: rather heads than columns."""
     both = set(factors[0][1]) & set(factors[1][1])
-    heads = [c for c in out if c in both and any(c in found for found in along_letters)]
-    columns = [c for found in along_letters for c in out if c in found]
+    heads = [c for c in out if c in both and any(c in letters_of for letters_of in along_letters)]
+    columns = [c for letters_of in along_letters for c in out if c in letters_of]
     return (heads or columns or [""])[0]
 
 
@@ -238,7 +240,7 @@ def _pass(
     result: tuple[str, torch.Size],
 ) -> tuple[Labels, Tensor | None]:
     out, shape = result
-    known: Tensor | None = None
+    passed: Tensor | None = None
     state = torch.tensor(UNKNOWN, device="cpu")
     for (original, _), (labels, letters) in zip(whole, factors, strict=True):
         if passing not in letters:
@@ -249,13 +251,13 @@ def _pass(
             continue
         if varying(labels.ids) and _is_repeated(labels, letters.index(passing)):
             step.repeated.append(original)
-        ids, own = step.constraints.read_heads(labels, letters.index(passing))
-        state = torch.minimum(state, own)
-        known = ids if known is None else known
-        step.constraints.tie(known, ids)
-    assert known is not None  # one factor has it
+        ids, own_state = step.constraints.read_heads(labels, letters.index(passing))
+        state = torch.minimum(state, own_state)
+        passed = ids if passed is None else passed
+        step.constraints.tie(passed, ids)
+    assert passed is not None  # one factor has it
     state = torch.where(state == ZERO, ZERO, UNKNOWN)
-    return along(known, state, shape, out.index(passing)), known
+    return along(passed, state, shape, out.index(passing)), passed
 
 
 def _read_summed(step: OpCall, factors: list[Factor], letter: str) -> Tensor:

@@ -110,10 +110,10 @@ def attribute(step: OpCall) -> Any:
         return getattr(holder, name)
     if not isinstance(holder, Labels):
         return fixed_out(step.out)
-    known = ATTRIBUTES.get(name)
-    if known is not None and known.describes:
+    attribute_of = ATTRIBUTES.get(name)
+    if attribute_of is not None and attribute_of.describes:
         return step.out
-    return move(step) if known is not None and known.views else opaque(step)
+    return move(step) if attribute_of is not None and attribute_of.views else opaque(step)
 
 
 def number(step: OpCall) -> Any:
@@ -171,8 +171,8 @@ def _pad_space(step: OpCall, x: Labels, mode: str, value: float, dims: list[int]
 
 def _pad_channels(step: OpCall, x: Labels, amounts: Any, value: float, dim: int) -> Labels:
     ids, state = step.constraints.read(x, dim)
-    place = 2 * (x.ids.dim() - 1 - dim)
-    before, after = amounts[place], amounts[place + 1]
+    offset = 2 * (x.ids.dim() - 1 - dim)
+    before, after = amounts[offset], amounts[offset + 1]
     new_state = ZERO if value == 0 else CONSTANT
     joined = torch.cat([step.constraints.new_atoms(before), ids, step.constraints.new_atoms(after)])
     states = F.pad(state, (before, after), value=new_state)
@@ -211,8 +211,8 @@ def _zip_labels(ids: Any, state: Any) -> Any:
     if isinstance(ids, Tensor):
         return Labels(ids, state)
     if isinstance(ids, tuple | list):
-        made = [_zip_labels(i, s) for i, s in zip(ids, state, strict=True)]
-        return made if isinstance(ids, list) else tuple(made)
+        zipped = [_zip_labels(i, s) for i, s in zip(ids, state, strict=True)]
+        return zipped if isinstance(ids, list) else tuple(zipped)
     return ids
 
 
@@ -228,9 +228,9 @@ def gather(step: OpCall) -> Any:
     dim = _dim_of(step, [x])
     if dim is None or not isinstance(index, Labels) or not _fits(x, index, varying(x.ids)):
         return opaque(step)
-    found = _at_one_place(x, dim)
-    _tie_index(step, index, dim, found)
-    return _spread(found, step.out)
+    labels = _at_one_place(x, dim)
+    _tie_index(step, index, dim, labels)
+    return _spread(labels, step.out)
 
 
 def scatter(step: OpCall) -> Any:
@@ -269,11 +269,11 @@ def take(step: OpCall) -> Any:
         if n > 1 or x.name is None:
             return opaque(step)
         step.constraints.tie(x.ids[:1].expand_as(x.ids), x.ids)
-    found = x
+    labels = x
     for _ in range(n):
-        found = _at_one_place(found, 0)
-        found = Labels(found.ids.select(0, 0), found.state.select(0, 0))
-    return _spread(found, step.out)
+        labels = _at_one_place(labels, 0)
+        labels = Labels(labels.ids.select(0, 0), labels.state.select(0, 0))
+    return _spread(labels, step.out)
 
 
 def take_places(step: OpCall) -> Any:
@@ -298,12 +298,12 @@ def take_places(step: OpCall) -> Any:
                 return opaque(step)
     if x.ids.numel() == 0 or (x.name is None and set(picked) & set(varying(x.ids))):
         return opaque(step)
-    found = x
+    labels = x
     for dim in picked:
-        step.constraints.tie(found.ids.narrow(dim, 0, 1).expand_as(found.ids), found.ids)
-        found = _at_one_place(found, dim)
+        step.constraints.tie(labels.ids.narrow(dim, 0, 1).expand_as(labels.ids), labels.ids)
+        labels = _at_one_place(labels, dim)
     index = tuple(part.cpu() if isinstance(part, Tensor) else part for part in index)
-    ids, state = (part.expand(x.shape)[index] for part in (found.ids, found.state))
+    ids, state = (part.expand(x.shape)[index] for part in (labels.ids, labels.state))
     return Labels(ids, state)
 
 
@@ -342,15 +342,15 @@ def _spread(labels: Labels, out: Tensor) -> Labels:
 
 def _tie_index(step: OpCall, index: Labels, dim: int, read: Labels) -> None:
     """An index that has a place for each channel must lose the places of those that go."""
-    own = index.ids.narrow(dim, 0, 1)
-    if bool((own == FIXED).all()):
+    index_ids = index.ids.narrow(dim, 0, 1)
+    if bool((index_ids == FIXED).all()):
         step.constraints.block(
             read.ids,
             f"the index of {describe_call(step.node)} has a column for each of its channels",
             "write it as index.unsqueeze(-1).expand_as(x), or use index_select and index_add",
         )
-    elif own.shape == read.shape:
-        step.constraints.tie(own, read.ids)
+    elif index_ids.shape == read.shape:
+        step.constraints.tie(index_ids, read.ids)
     else:
         opaque(step)
 
