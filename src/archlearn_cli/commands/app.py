@@ -139,9 +139,9 @@ def _say_unknown(error: UnknownOptionError) -> str:
     """Return which option is unknown, and the one that is meant if its name is near."""
     option = (error.token.keyword or error.token.value).partition("=")[0]
     word = option.lstrip("-").replace("_", "-")
-    known = {name.lstrip("-") for each in error.argument_collection for name in each.names}
+    names = {name.lstrip("-") for argument in error.argument_collection for name in argument.names}
     usual = _ELSEWHERE.get(word)
-    near = [usual] if usual in known else difflib.get_close_matches(word, sorted(known), 1, 0.65)
+    near = [usual] if usual in names else difflib.get_close_matches(word, sorted(names), 1, 0.65)
     asked = f"did you mean --{near[0]}? " if near else ""
     see = " ".join(("archlearn", *(error.command_chain or ()), "--help"))
     return f"there is no option {option}; {asked}see {see}"

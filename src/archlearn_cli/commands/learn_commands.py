@@ -57,8 +57,8 @@ def read_settings_file(app: App, commands: tuple[str, ...], arguments: ArgumentC
     for name in ("--config", "--resume"):
         for token in arguments[name].tokens:
             settings = _read(Path(token.value), is_run=name == "--resume")
-            given = {name: value for name, value in flatten(settings).items() if value is not None}
-            Dict({commands[0]: given})(app, commands, arguments)
+            values = {name: value for name, value in flatten(settings).items() if value is not None}
+            Dict({commands[0]: values})(app, commands, arguments)
 
 
 def _read(path: Path, *, is_run: bool) -> RunSettings:

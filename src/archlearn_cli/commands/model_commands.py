@@ -129,8 +129,8 @@ def compact_command(
 
     target = out or run / COMPACT
     asked = read_pairs("budget", budget)
-    own = read_run_settings(run).strengths.pay
-    is_another = bool(asked) or multiple_of > 1 or pay not in (None, own)
+    trained = read_run_settings(run).strengths.pay
+    is_another = bool(asked) or multiple_of > 1 or pay not in (None, trained)
     if out is None and is_another and (run / SUMMARY).is_file():
         raise SettingsError(
             f"{target} is what the summary and the report of this run describe; write another "
@@ -140,13 +140,13 @@ def compact_command(
     if asked or multiple_of > 1:
         cut_to_budget_(revived, asked, multiple_of)
     with writing(target):
-        chosen = al.plan(revived.model, revived.example, pay=pay or own)
+        chosen = al.plan(revived.model, revived.example, pay=pay or trained)
         small = al.compact(revived.model, plan=chosen)
         al.save(small, target)
     n_rows = len(revived.example)  # costs are said of one example, as everywhere
-    before, after = (each.for_one_example(n_rows) for each in (revived.original, chosen.after))
-    said = replace(chosen, before=before, after=after)
-    sys.stdout.write(f"{said}\n{small.certificate}\n{target}\n")
+    before, after = (cost.for_one_example(n_rows) for cost in (revived.original, chosen.after))
+    shown = replace(chosen, before=before, after=after)
+    sys.stdout.write(f"{shown}\n{small.certificate}\n{target}\n")
 
 
 EVALUATE_EXAMPLES = """Examples:
@@ -318,8 +318,8 @@ def export(
         else:
             example = _make_example(network, parse_shape(shape))
             run_once(network, example, str(path))
-        made = export_model(network, chosen, to, example, dynamic_dims=_parse_dims(dynamic_dims))
-    sys.stdout.write(f"{made}\n")
+        result = export_model(network, chosen, to, example, dynamic_dims=_parse_dims(dynamic_dims))
+    sys.stdout.write(f"{result}\n")
 
 
 def _parse_dims(text: str) -> tuple[int, ...]:

@@ -91,8 +91,8 @@ def paper(
     elif name is not None and not docs:
         commands.make_page(asked, name)
     else:
-        found = commands.find_results(asked.folder)
-        sys.stdout.write(f"{write_documentation(found, asked.folder, Path('docs'))}\n")
+        results = commands.find_results(asked.folder)
+        sys.stdout.write(f"{write_documentation(results, asked.folder, Path('docs'))}\n")
 
 
 COMPARE_EXAMPLES = """Examples:

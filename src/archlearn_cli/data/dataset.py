@@ -336,7 +336,7 @@ def _check(examples: Examples) -> None:
 def _count_outputs(examples: Examples) -> int:
     if examples.task == "regression":
         return examples.train.targets[0].numel()
-    known = [examples.train.targets, examples.test.targets]
+    tensors = [examples.train.targets, examples.test.targets]
     if examples.task == "next_token":
-        known += [examples.train.inputs, examples.test.inputs]
-    return max(int(values.max()) for values in known) + 1
+        tensors += [examples.train.inputs, examples.test.inputs]
+    return max(int(values.max()) for values in tensors) + 1

@@ -54,9 +54,9 @@ def load_examples(
         DataError: If it cannot be read.
     """
     kind, _, rest = name.partition(":")
-    for known in DATASETS:
-        if not rest and known in (f"{kind}:DIR", f"{kind}:FILE"):
-            raise InputError(f"{name!r} does not say where the data are; write {known}")
+    for entry in DATASETS:
+        if not rest and entry in (f"{kind}:DIR", f"{kind}:FILE"):
+            raise InputError(f"{name!r} does not say where the data are; write {entry}")
     if name in IDX_FILES:
         return load_idx(name, progress)
     if name == "cifar-10":
@@ -87,20 +87,20 @@ def _path_and_number(rest: str, default: int) -> tuple[Path, int]:
     return Path(rest).expanduser(), default
 
 
-def _name_types(made: object) -> str:
+def _name_types(result: object) -> str:
     """Return the type of an object, of tuples and lists the types of what they hold."""
-    if not isinstance(made, tuple | list):
-        return type(made).__name__
-    parts: Sequence[object] = made
+    if not isinstance(result, tuple | list):
+        return type(result).__name__
+    parts: Sequence[object] = result
     return f"({', '.join(map(_name_types, parts[:3]))}{', ...' if len(parts) > 3 else ''})"
 
 
 def _from_user(name: str) -> Examples:
     """Call a user's function: it returns examples, or ((x, y), (x, y)) for train and test."""
-    made = call_users_code(name, "data set", DATASETS)
-    if isinstance(made, Examples):
-        return made
-    match made:
+    result = call_users_code(name, "data set", DATASETS)
+    if isinstance(result, Examples):
+        return result
+    match result:
         case (
             (Tensor() as train_x, Tensor() as train_y),
             (Tensor() as test_x, Tensor() as test_y),
@@ -115,6 +115,6 @@ def _from_user(name: str) -> Examples:
             )
         case _:
             raise DataError(
-                f"{name} returned {_name_types(made)}; return two pairs of tensors, "
+                f"{name} returned {_name_types(result)}; return two pairs of tensors, "
                 "((train inputs, targets), (test inputs, targets)), or Examples"
             )

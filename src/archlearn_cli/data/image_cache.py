@@ -54,10 +54,10 @@ def list_images(folder: Path, classes: Sequence[str]) -> Listing:
     """Return the images under each class's folder with the number of the class."""
     listing: Listing = []
     for number, name in enumerate(classes):
-        found = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
-        if not found:
+        paths = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
+        if not paths:
             raise DataError(f"{folder / name} holds no image; remove the folder or fill it")
-        listing += [(path, number) for path in found]
+        listing += [(path, number) for path in paths]
     return listing
 
 
@@ -80,15 +80,15 @@ def decode_all(images: np.ndarray, listing: Listing, reading: ImageReading) -> l
     with ThreadPoolExecutor() as pool:
         decoded = pool.map(_decode_chunk, parts, chunks)
         for start, chunk, broken in zip(starts, chunks, decoded, strict=True):
-            for place, (path, _) in enumerate(chunk):
-                if place not in broken:
-                    kept.append(start + place)
+            for index, (path, _) in enumerate(chunk):
+                if index not in broken:
+                    kept.append(start + index)
                 elif reading.skip_broken:
-                    logger.warning("the image %s is broken (%s) and left out", path, broken[place])
+                    logger.warning("the image %s is broken (%s) and left out", path, broken[index])
                 else:
                     pool.shutdown(cancel_futures=True)
                     raise DataError(
-                        f"the image {path} is broken ({broken[place]}); repair it, take it out of "
+                        f"the image {path} is broken ({broken[index]}); repair it, take it out of "
                         "the folder, or leave broken images out with --skip-broken (learn, "
                         "inspect, evaluate and data take it)"
                     )
@@ -103,16 +103,16 @@ def _decode_chunk(images: np.ndarray, listing: Listing) -> dict[int, str]:
     from PIL import Image, ImageOps
 
     size, broken = images.shape[2:], dict[int, str]()
-    for place, (path, _) in enumerate(listing):
+    for index, (path, _) in enumerate(listing):
         try:
             with Image.open(path) as image:
                 # A JPEG that is much too large is made smaller while it is decoded.
                 image.draft("RGB", size)
                 square = ImageOps.fit(image.convert("RGB"), size)
         except Exception as error:  # Pillow raises whatever odd bytes make it stumble over.
-            broken[place] = str(error) or type(error).__name__
+            broken[index] = str(error) or type(error).__name__
         else:
-            images[place] = np.asarray(square).transpose(2, 0, 1)
+            images[index] = np.asarray(square).transpose(2, 0, 1)
     return broken
 
 
@@ -157,7 +157,7 @@ def _build(folder: Path, listing: Listing, reading: ImageReading) -> None:
 def _fill(folder: Path, listing: Listing, reading: ImageReading) -> None:
     generator = torch.Generator().manual_seed(_ORDER_SEED)
     order = torch.randperm(len(listing), generator=generator).tolist()
-    mixed, side = [listing[place] for place in order], reading.side
+    mixed, side = [listing[index] for index in order], reading.side
     n_bytes, free = len(mixed) * 3 * side**2, shutil.disk_usage(folder).free
     if n_bytes > free:
         raise DataError(
@@ -168,11 +168,11 @@ def _fill(folder: Path, listing: Listing, reading: ImageReading) -> None:
     shape = (len(mixed), 3, side, side)
     images = np.lib.format.open_memmap(folder / _IMAGES, "w+", np.uint8, shape)
     kept = decode_all(images, mixed, reading)
-    for place, source in enumerate(kept):
-        if place != source:  # move up to where a broken one was; what is behind is not read
-            images[place] = images[source]
+    for index, source in enumerate(kept):
+        if index != source:  # move up to where a broken one was; what is behind is not read
+            images[index] = images[source]
     images.flush()
-    np.save(folder / _TARGETS, np.array([mixed[place][1] for place in kept]))
+    np.save(folder / _TARGETS, np.array([mixed[index][1] for index in kept]))
 
 
 FEWEST_TO_CACHE = 2000
@@ -189,5 +189,5 @@ def read_images(listing: Listing, reading: ImageReading) -> Split:
         return read_through_cache(listing, reading)
     images = np.empty((len(listing), 3, reading.side, reading.side), np.uint8)
     kept = decode_all(images, listing, reading)
-    targets = torch.tensor([listing[place][1] for place in kept])
+    targets = torch.tensor([listing[index][1] for index in kept])
     return Split(torch.from_numpy(images[kept]), targets)

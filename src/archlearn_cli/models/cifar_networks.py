@@ -293,8 +293,8 @@ class MobileNetV2(nn.Module):
         blocks: list[nn.Module] = []
         before = first
         for expansion, width, n_blocks, stride in stages:
-            for place in range(n_blocks):
-                block = InvertedResidual(before, width, expansion, 1 if place else stride)
+            for index in range(n_blocks):
+                block = InvertedResidual(before, width, expansion, 1 if index else stride)
                 blocks.append(block)
                 before = width
         self.features = nn.Sequential(

@@ -107,10 +107,10 @@ class ConvNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return one score for each class."""
-        for place, (convolution, norm) in enumerate(
+        for index, (convolution, norm) in enumerate(
             zip(self.convolutions, self.norms, strict=True)
         ):
             x = F.relu(norm(convolution(x)))
-            if place in (1, 3):
+            if index in (1, 3):
                 x = F.max_pool2d(x, 2)
         return self.last(x.mean((2, 3)))

@@ -196,7 +196,7 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
     kind, _, chosen = name.partition(":")
     if kind in _BUILT_IN and not (chosen and kind in _NOTHING_TO_CHOOSE):
         return _BUILT_IN[kind][1](NetworkRequest(name, input_shape, n_outputs))
-    made = call_users_code(name, "model", MODELS, input_shape=input_shape, n_outputs=n_outputs)
-    if not isinstance(made, nn.Module):
-        raise InputError(f"{name} returned {type(made).__name__}; it must return an nn.Module")
-    return made
+    network = call_users_code(name, "model", MODELS, input_shape=input_shape, n_outputs=n_outputs)
+    if not isinstance(network, nn.Module):
+        raise InputError(f"{name} returned {type(network).__name__}; it must return an nn.Module")
+    return network

@@ -101,18 +101,18 @@ def _read_safetensors(path: Path) -> dict[str, Any] | None:
 def _read_state_dict(path: Path) -> dict[str, Any]:
     _refuse_bomb(path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # Torch's reader lets through whatever odd bytes make it stumble.
         raise FileError(
             f"cannot start from {path}: it is truncated, or holds more than tensors "
             f"({type(error).__name__}); write it anew with torch.save(net.state_dict(), path)"
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(state, dict):
         raise FileError(
-            f"cannot start from {path}: it holds a {type(found).__name__}; write "
+            f"cannot start from {path}: it holds a {type(state).__name__}; write "
             "torch.save(net.state_dict(), path)"
         )
-    return found
+    return state
 
 
 def _refuse_bomb(path: Path) -> None:
@@ -134,23 +134,23 @@ def with_weights(network: nn.Module, state: Mapping[str, Tensor], n_outputs: int
 
     The last layer stays as it is, with a warning, where only its number of outputs differs.
     """
-    made = copy.deepcopy(network)
-    own = made.state_dict()
-    names = dict(zip(strip_prefixes(own), own, strict=True))
-    given = {names.get(n, n): value for n, value in strip_prefixes(state).items()}
+    copied = copy.deepcopy(network)
+    target = copied.state_dict()
+    names = dict(zip(strip_prefixes(target), target, strict=True))
+    source = {names.get(n, n): value for n, value in strip_prefixes(state).items()}
     fresh = {  # of the last layer, which differs only in the number of outputs
-        name: own[name]
-        for name in sorted(own.keys() & given.keys())
-        if own[name].shape != given[name].shape
-        and own[name].shape[:1] == (n_outputs,)
-        and own[name].shape[1:] == given[name].shape[1:]
+        name: target[name]
+        for name in sorted(target.keys() & source.keys())
+        if target[name].shape != source[name].shape
+        and target[name].shape[:1] == (n_outputs,)
+        and target[name].shape[1:] == source[name].shape[1:]
     }
     try:
-        made.load_state_dict(given | fresh)
+        copied.load_state_dict(source | fresh)
     except RuntimeError as error:
-        told = " ".join(str(error).split()).partition(": ")[2]
+        reason = " ".join(str(error).split()).partition(": ")[2]
         raise InputError(
-            f"the pretrained weights are of another network: {shorten(told, _LONGEST)} "
+            f"the pretrained weights are of another network: {shorten(reason, _LONGEST)} "
             "(choose the model and input size that they are of, as --model alexnet for "
             "torchvision's AlexNet)"
         ) from error
@@ -159,4 +159,4 @@ def with_weights(network: nn.Module, state: Mapping[str, Tensor], n_outputs: int
             "the pretrained network has other outputs than these data: %s start afresh",
             " and ".join(fresh),
         )
-    return made
+    return copied

@@ -15,18 +15,18 @@ _NOT_THEIRS = (_OURS, sys.prefix, sys.base_prefix, "<")  # generated code has no
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
-def call_users_code(name: str, kind: str, known: Iterable[str], **offered: object) -> object:
+def call_users_code(name: str, kind: str, choices: Iterable[str], **offered: object) -> object:
     """Return what the function that `package.module:function` names returns.
 
     The working directory is looked in first, as `python -m` does. `kind` and the built-in names
-    that are `known` are for messages; arguments `offered` are given if it has such parameters.
+    that are `choices` are for messages; arguments `offered` are given if it has such parameters.
     """
     _refuse_file(name)
     module_name, colon, attribute = name.partition(":")
     dotted = all(part.isidentifier() for part in module_name.split("."))
     if not (colon and dotted and attribute.isidentifier()):
-        hint = did_you_mean(module_name, [each.partition(":")[0] for each in known])
-        raise InputError(f"there is no {kind} {name!r}; {hint}choose one of {', '.join(known)}")
+        hint = did_you_mean(module_name, [entry.partition(":")[0] for entry in choices])
+        raise InputError(f"there is no {kind} {name!r}; {hint}choose one of {', '.join(choices)}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

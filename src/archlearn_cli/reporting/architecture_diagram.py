@@ -72,10 +72,10 @@ def draw_diagram(layers: Sequence[LayerChange]) -> Figure:
     unit = (FIGURE_WIDTH - left - right) / (2 * longest)
     axes.set_xlim(-longest - left / unit, longest + right / unit)
     axes.set_ylim(n_layers - 0.3, -0.7)
-    before = {place: layer.before for place, layer in enumerate(layers)}
+    before = {index: layer.before for index, layer in enumerate(layers)}
     after = {p: layer.after for p, layer in enumerate(layers) if layer.after is not None}
     for widths, fill, edge in ((before, GHOST, GHOST_EDGE), (after, SERIES[0], SERIES[0])):
-        ends = [(place, _half(width)) for place, width in widths.items()]
+        ends = [(index, _half(width)) for index, width in widths.items()]
         for (upper, above), (lower, below) in pairwise(ends):  # join bars to those that follow
             rows, sides = (upper + BAR / 2, lower - BAR / 2), np.array([above, below])
             axes.fill_betweenx(rows, -sides, sides, facecolor=fill.light, alpha=0.35, linewidth=0)
@@ -83,10 +83,10 @@ def draw_diagram(layers: Sequence[LayerChange]) -> Figure:
         style: dict[str, Any] = {"facecolor": fill.light, "edgecolor": edge.light, "lw": 0.8}
         axes.barh(list(widths), 2 * halves, BAR, left=-halves, **style)
     start, end = axes.get_xlim()
-    for place, layer in enumerate(layers):
+    for index, layer in enumerate(layers):
         colour = (MUTED if layer.after in (None, layer.before) else INK).light
-        draw_text(axes, start, place, _shorten(layer.name), fontsize=size, color=MUTED.light)
-        draw_text(axes, end, place, _change(layer), ha="right", fontsize=size, color=colour)
+        draw_text(axes, start, index, _shorten(layer.name), fontsize=size, color=MUTED.light)
+        draw_text(axes, end, index, _change(layer), ha="right", fontsize=size, color=colour)
     return figure
 
 

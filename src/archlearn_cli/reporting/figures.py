@@ -165,12 +165,12 @@ def spread_labels(values: Sequence[float], distance: float) -> list[float]:
     order = sorted(range(len(values)), key=lambda index: values[index])
     # Those that would overlap share the mean of where they would be, were they all at one height.
     blocks: list[list[float]] = []
-    for place, index in enumerate(order):
-        blocks.append([values[index] - place * distance])
+    for rank, index in enumerate(order):
+        blocks.append([values[index] - rank * distance])
         while len(blocks) > 1 and fmean(blocks[-2]) > fmean(blocks[-1]):
             blocks[-2:] = [blocks[-2] + blocks[-1]]
     means = [fmean(block) for block in blocks for _ in block]
-    moved = {index: means[place] + place * distance for place, index in enumerate(order)}
+    moved = {index: means[rank] + rank * distance for rank, index in enumerate(order)}
     return [moved[index] for index in range(len(values))]
 
 
@@ -220,7 +220,7 @@ def _stretch_accuracy_(axes: Axes, values: Sequence[float]) -> None:
     """Space accuracies by the logarithm of the error: 90, 99 and 99.9 % are equally far apart."""
     functions = (
         lambda accuracy: -np.log10(1 - np.minimum(accuracy, BEST)),
-        lambda place: 1 - 10.0 ** -np.asarray(place),
+        lambda share: 1 - 10.0 ** -np.asarray(share),
     )
     axes.set_yscale("function", functions=functions)
     lowest, highest = min(values), min(BEST, max(values))
@@ -264,21 +264,21 @@ def draw_lines(numbers: FigureData) -> Figure:
     heights = [min(max(height, 0.0), 1.0) for height in heights]  # where a line leaves the axes
     for index, height in enumerate(spread_labels(heights, LABEL_DISTANCE)):
         colour = SERIES[index % len(SERIES)].light
-        place = {"transform": axes.transAxes, "color": colour}
-        draw_text(axes, 1.02, height, labels[index], **place)
+        style = {"transform": axes.transAxes, "color": colour}
+        draw_text(axes, 1.02, height, labels[index], **style)
     return figure
 
 
 def _drawable(numbers: FigureData) -> list[Series]:
     """Return the lines without what a logarithmic axis cannot show."""
-    found: list[Series] = []
+    drawable: list[Series] = []
     for line in numbers.lines:
         points = zip(line.epochs, line.values, strict=True)
         shown = [(epoch, value) for epoch, value in points if numbers.scale != "log" or value > 0]
         if shown:
             epochs, values = zip(*shown, strict=True)
-            found.append(replace(line, epochs=epochs, values=values))
-    return found
+            drawable.append(replace(line, epochs=epochs, values=values))
+    return drawable
 
 
 COLOURS = "cividis"
@@ -288,8 +288,8 @@ COLOURS = "cividis"
 def width_map(numbers: FigureData) -> tuple[list[int], list[list[float]]]:
     """Return epochs, and the share that each line has at each; NaN where it was not measured."""
     epochs = sorted({epoch for line in numbers.lines for epoch in line.epochs})
-    found = [dict(zip(line.epochs, line.values, strict=True)) for line in numbers.lines]
-    return epochs, [[row.get(epoch, np.nan) for epoch in epochs] for row in found]
+    rows = [dict(zip(line.epochs, line.values, strict=True)) for line in numbers.lines]
+    return epochs, [[row.get(epoch, np.nan) for epoch in epochs] for row in rows]
 
 
 def draw_width_map(numbers: FigureData) -> Figure:

@@ -163,10 +163,10 @@ def _read_json(path: Path) -> JsonTable:
 def _parse(text: bytes) -> JsonTable:
     """Return an object of JSON, an empty one where it is torn; what is no finite number is None."""
     try:
-        found = json.loads(text, parse_constant=lambda _: None)
+        entry = json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def _read_config(folder: Path) -> JsonTable:
@@ -199,7 +199,7 @@ def _notes(folder: Path, epochs: tuple[JsonTable, ...], *, finished: bool) -> It
 
 
 def _read_state(summary: JsonTable, epoch: JsonTable) -> NetworkState:
-    widths = {each["name"]: each["width"] for each in summary.get("widths", ())}
+    widths = {row["name"]: row["width"] for row in summary.get("widths", ())}
     widths = widths or epoch.get("widths", {})
     return NetworkState(
         architecture=summary.get("architecture") or "-".join(map(str, widths.values())),

@@ -78,12 +78,12 @@ class TableItem:
 def describe_run(run: RunRecord) -> dict[str, Any]:
     """Return what `template.html` needs for the page of one run."""
     is_told = run.before.architecture and not run.learns_nothing
-    known = (run.before, run.after) if is_told else ()
+    standings = (run.before, run.after) if is_told else ()
     return {
         "run": run,
         "title": f"{run.name}: {write_title(run)}",
         "headline": write_title(run),
-        "ends": [write_widths(standing) for standing in known],
+        "ends": [write_widths(standing) for standing in standings],
         "tiles": _tiles(run),
         "architecture": _architecture(run),
         "costs": TableItem(
@@ -256,8 +256,8 @@ def _progress(run: RunRecord) -> Iterator[FigureItem | None]:
         caption = "A linear layer can merge with the next; a closed branch is left out."
     yield _over_epochs("depth", "Depth.", caption, depth) or FigureItem("depth", "Depth.", caption)
     yield _over_epochs("size", "Size.", "If compacted at that epoch.", parameter_lines(run))
-    told = "The cost, what it may be, and what a step computes."
-    yield _over_epochs("budget", "Budget.", told, budget_lines(run))
+    text = "The cost, what it may be, and what a step computes."
+    yield _over_epochs("budget", "Budget.", text, budget_lines(run))
     yield _over_epochs("price", "Price.", "Channels that earn less are closed.", price_lines(run))
     yield _over_epochs("gap", "Binarisation gap.", "At 0, every gate is binary.", gap_lines(run))
 

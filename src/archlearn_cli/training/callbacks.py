@@ -88,9 +88,9 @@ class EpochLogger(Callback):
         make = getattr(importlib.import_module(module), name)
         if self._kind == "wandb":
             earlier = sorted(start.folder.glob("wandb/*run-*-*")) if start.first_step else []
-            known = {"id": earlier[-1].name.split("-")[-1], "resume": "allow"} if earlier else {}
+            previous = {"id": earlier[-1].name.split("-")[-1], "resume": "allow"} if earlier else {}
             self._logger = make(
-                name=start.folder.name, save_dir=str(start.folder), **options, **known
+                name=start.folder.name, save_dir=str(start.folder), **options, **previous
             )
             return
         shutil.rmtree(start.folder / self._kind, ignore_errors=True)

@@ -103,13 +103,13 @@ def restore_tensors_(
     n_before = count_parameters(model)
     if any(f"{CONTAINER}.kept." in name for name in kept):
         shrink_(model, *optimizers, like=kept)
-    own = model.state_dict()
-    if own.keys() != kept.keys() or any(own[n].shape != kept[n].shape for n in own):
+    current = model.state_dict()
+    if current.keys() != kept.keys() or any(current[n].shape != kept[n].shape for n in current):
         raise CheckpointError(
             "the checkpoint is of another model: names or shapes of tensors differ; "
             "resume with the code the run was started with"
         )
-    for name, value in own.items():
+    for name, value in current.items():
         value.copy_(kept[name])
     _restore_optimizers_(tensors, model, optimizers)
     return count_parameters(model) < n_before
@@ -118,7 +118,7 @@ def restore_tensors_(
 def _restore_optimizers_(
     tensors: Mapping[str, Tensor], model: nn.Module, optimizers: Optimizers
 ) -> None:
-    learners = [(p, each) for each in optimizers for g in each.param_groups for p in g["params"]]
+    learners = [(p, o) for o in optimizers for g in o.param_groups for p in g["params"]]
     owners: dict[Tensor, torch.optim.Optimizer] = dict(learners)
     for name, parameter in model.named_parameters() if optimizers else ():
         prefix = f"{OPTIMIZER}{name}/"
@@ -135,14 +135,14 @@ def _restore_optimizers_(
                     f"parameter of shape {tuple(parameter.shape)}; start the run anew in "
                     "another folder"
                 )
-            own, label = owners[parameter].state[parameter], key.removeprefix(prefix)
-            if isinstance(own.get(label), Tensor):  # which a captured step may hold
-                own[label].copy_(value)
+            state, label = owners[parameter].state[parameter], key.removeprefix(prefix)
+            if isinstance(state.get(label), Tensor):  # which a captured step may hold
+                state[label].copy_(value)
             elif value.shape == parameter.shape:  # laid out in memory as its parameter
                 empty = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-                own[label] = empty.copy_(value)
+                state[label] = empty.copy_(value)
             else:  # single numbers stay on the CPU
-                own[label] = value.clone()
+                state[label] = value.clone()
 
 
 def restore_random(tensors: Mapping[str, Tensor], rank: int) -> None:
@@ -235,12 +235,12 @@ def _read_one(path: Path) -> tuple[Position, dict[str, Tensor]]:
         raise CheckpointError(f"{path} is no checkpoint of this version of archlearn")
     written = metadata.get("position", "")
     try:
-        found: Any = parse_json(written) if len(written) <= MAX_POSITION_LENGTH else None
-        position: Position = read_entry(asdict(Position()) | found, Position)
+        fields: Any = parse_json(written) if len(written) <= MAX_POSITION_LENGTH else None
+        position: Position = read_entry(asdict(Position()) | fields, Position)
     except (FileError, RecursionError, TypeError) as error:
         raise CheckpointError(f"the checkpoint {path} is torn (it has no position)") from error
     # Two texts can stand for one number, so the text itself must be as it was written.
-    if metadata.get("digest") != _digest(tensors, found) or json.dumps(found) != written:
+    if metadata.get("digest") != _digest(tensors, fields) or json.dumps(fields) != written:
         raise CheckpointError(f"the checkpoint {path} is torn (its digest does not fit)")
     return position, tensors
 

@@ -55,7 +55,7 @@ class DeviceStep:
             self._inputs = work.objective.training_inputs(self._inputs)
         self.order = torch.zeros(len(work.train), dtype=torch.long, device=device)
         self._numbers = torch.zeros(2, dtype=torch.long, device=device)
-        self.place, self.step = self._numbers.split(1)
+        self.batch, self.step = self._numbers.split(1)
         self.sums = torch.zeros(2, dtype=torch.float64, device=device)
         self._one = torch.ones((), device=device)
         schedule = work.schedule
@@ -68,7 +68,7 @@ class DeviceStep:
                 group["lr"] = rate
 
     def run(self) -> None:
-        """Do the step at the current place and move on by one."""
+        """Do the step of the current batch and move on by one."""
         work = self.work
         torch.index_select(self._rates, 0, self.step, out=self._rates_now)
         for optimizer in work.optimizers:
@@ -89,7 +89,7 @@ class DeviceStep:
         work, size = self.work, self.work.batch_size
         n_steps = len(self.order) // size
         by_step = self.order[: n_steps * size].view(n_steps, size)
-        indices = by_step.index_select(0, self.place).view(size)
+        indices = by_step.index_select(0, self.batch).view(size)
         inputs, targets = (x.index_select(0, indices) for x in (self._inputs, self.train.targets))
         if not self._are_ready:
             inputs = work.objective.training_inputs(inputs)
@@ -126,7 +126,7 @@ class CapturedStepper:
                 self.stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self.stream):
                     for _ in range(_WARM_UP):
-                        body.place.zero_()
+                        body.batch.zero_()
                         body.step.zero_()
                         body.run()
                 torch.cuda.current_stream().wait_stream(self.stream)
@@ -160,12 +160,12 @@ class CapturedStepper:
             self._body.sums.zero_()
         self._body.work.model.train()
 
-    def advance(self, place: int, step: int) -> int:
+    def advance(self, batch: int, step: int) -> int:
         """Replay several steps where they fit, else one."""
-        if place == 0 or step != self._next_step:
-            self._body.place.fill_(place)
+        if batch == 0 or step != self._next_step:
+            self._body.batch.fill_(batch)
             self._body.step.fill_(step)
-        whole = place % self._chunk == 0 and place + self._chunk <= self._steps_per_epoch
+        whole = batch % self._chunk == 0 and batch + self._chunk <= self._steps_per_epoch
         count = self._chunk if whole else 1
         if count not in self._graphs:
             # Only a run that was stopped elsewhere, in the middle of a chunk, comes here.
@@ -193,7 +193,7 @@ def largest_divisor(number: int, most: int) -> int:
 def _state(body: DeviceStep) -> list[Tensor]:
     """Return every tensor that a step changes."""
     work = body.work
-    tensors = [*work.model.state_dict().values(), body.place, body.step, body.sums]
+    tensors = [*work.model.state_dict().values(), body.batch, body.step, body.sums]
     for optimizer in work.optimizers:
         for state in optimizer.state.values():
             tensors += [value for value in state.values() if isinstance(value, Tensor)]

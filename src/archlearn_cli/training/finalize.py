@@ -59,7 +59,7 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
         example, used = in_format_of(session.network, session.example), gates.latency.conditions
         speeds = compare_speed(session.network, small, example, (len(example),), **asdict(used))
         logger.info("latency, measured again: %s", speeds[0])
-        write_json(session.folder / SPEED, {"rows": [asdict(each) for each in speeds]})
+        write_json(session.folder / SPEED, {"rows": [asdict(speed) for speed in speeds]})
     objective = session.work.objective
     on_device = copy.deepcopy(small).to(session.fabric.device)
     score = evaluate(on_device, session.dataset.test, objective)
@@ -222,7 +222,7 @@ def _describe_shrinking(session: Session, lines: Sequence[Mapping[str, Any]]) ->
     means = [(before + after) / 2 for before, after in pairwise(costs)]
     return {
         "times": container.n_shrinks,
-        "epochs": [place for place, (a, b) in enumerate(pairwise(costs), 1) if b < a],
+        "epochs": [epoch for epoch, (a, b) in enumerate(pairwise(costs), 1) if b < a],
         "multiply_adds": round(sum(means) / len(means) / costs[0], 4),
         "memory_bytes": [max(row["memory_bytes"] for row in rows), rows[-1]["memory_bytes"]],
     }

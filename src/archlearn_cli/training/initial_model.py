@@ -32,15 +32,15 @@ from archlearn_cli.training.settings import RunSettings
 
 def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
     """Return the plain network that a run starts from."""
-    found = None if settings.start_from is None else _read(settings.start_from)
-    if isinstance(found, nn.Module):
-        _check_precision(found, str(settings.start_from))
-        check_fit(found, dataset, str(settings.start_from))
-        return found
+    start = None if settings.start_from is None else _read(settings.start_from)
+    if isinstance(start, nn.Module):
+        _check_precision(start, str(settings.start_from))
+        check_fit(start, dataset, str(settings.start_from))
+        return start
     fresh = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
     _check_precision(fresh, settings.model)
     check_fit(fresh, dataset, settings.model)
-    return fresh if found is None else with_weights(fresh, found, dataset.n_outputs)
+    return fresh if start is None else with_weights(fresh, start, dataset.n_outputs)
 
 
 def start_teacher(settings: RunSettings, dataset: Dataset, network: nn.Module) -> nn.Module | None:
@@ -142,15 +142,15 @@ def check_fit(network: nn.Module, dataset: Dataset, name: str) -> None:
     raw = dataset.train.inputs[:1].cpu().expand(2, *dataset.train.inputs.shape[1:])
     example = in_format_of(network, objective_of(dataset).inputs(raw))
     outputs = run_once(network, example, name)
-    found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
     if not isinstance(outputs, Tensor) or outputs.shape[-1] != dataset.n_outputs:
         raise InputError(
-            f"the network {name} gives {found} for two examples, but {dataset.name!r} has "
+            f"the network {name} gives {shape} for two examples, but {dataset.name!r} has "
             f"{dataset.n_outputs} outputs; start from a network for these data"
         )
     wanted = (*example.shape, dataset.n_outputs)
-    if dataset.task == "next_token" and found != wanted:
+    if dataset.task == "next_token" and shape != wanted:
         raise InputError(
-            f"the network {name} gives {found} for two examples, but the next token is predicted "
+            f"the network {name} gives {shape} for two examples, but the next token is predicted "
             f"at each position of {dataset.name!r}, {wanted}; give scores for each"
         )

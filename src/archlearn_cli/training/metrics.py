@@ -55,7 +55,7 @@ def count_memory(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) 
     parameters = [*model.parameters()]
     if parameters[0].is_cuda:
         return torch.cuda.max_memory_allocated(parameters[0].device)
-    states = (state for each in optimizers for state in each.state.values())
+    states = (state for optimizer in optimizers for state in optimizer.state.values())
     kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
     gradients = [parameter for parameter in parameters if parameter.requires_grad]
     return sum(tensor.nbytes for tensor in [*parameters, *gradients, *model.buffers(), *kept])

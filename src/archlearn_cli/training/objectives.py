@@ -53,8 +53,8 @@ class Objective:
             scores = at_least_single(outputs)
             return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), targets.reshape(-1))
         standard = (targets - self.target_mean) / self.target_std
-        found = at_least_single(outputs)
-        return F.mse_loss(found.reshape(standard.shape), standard.to(found.dtype))
+        predictions = at_least_single(outputs)
+        return F.mse_loss(predictions.reshape(standard.shape), standard.to(predictions.dtype))
 
     def score_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the number of right classes, or the sum of squared errors in own units.
@@ -79,7 +79,7 @@ def _laid_out(values: Tensor) -> Tensor:
 
 def objective_of(dataset: Dataset) -> Objective:
     """Return the objective that fits a data set."""
-    return Objective(**{each.name: getattr(dataset, each.name) for each in fields(Objective)})
+    return Objective(**{field.name: getattr(dataset, field.name) for field in fields(Objective)})
 
 
 def in_format_of(network: nn.Module, example: Tensor) -> Tensor:

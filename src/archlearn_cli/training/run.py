@@ -136,10 +136,10 @@ def _restore(session: Session, command: str) -> Position:
     """Return where the run stands, with everything set to what it was there."""
     if session.fabric.is_global_zero:
         write_settings(session.folder, session.settings)
-    found = read_checkpoint(session.folder)
+    checkpoint = read_checkpoint(session.folder)
     session.fabric.barrier()
     data = fingerprint(session.dataset)
-    position = Position(data=data, command=command) if found is None else found[0]
+    position = Position(data=data, command=command) if checkpoint is None else checkpoint[0]
     if position.data != data:  # as when MNIST was there and now its stand-in is
         raise CheckpointError(
             f"the run {session.folder} learnt from other data than {session.dataset.name} "
@@ -147,14 +147,14 @@ def _restore(session: Session, command: str) -> Position:
         )
     if session.fabric.is_global_zero:
         for name in (METRICS, GATES):
-            cut_lines(session.folder / name, -1 if found is None else position.epoch)
-    if found is None:
+            cut_lines(session.folder / name, -1 if checkpoint is None else position.epoch)
+    if checkpoint is None:
         return position
-    if restore_tensors_(found[1], session.work.model, session.work.optimizers):
+    if restore_tensors_(checkpoint[1], session.work.model, session.work.optimizers):
         session.stepper.renew()
     if session.work.gate_optimizer is not None:
         session.work.gate_optimizer.resume_at(position.step)
-    restore_random(found[1], session.fabric.global_rank)
+    restore_random(checkpoint[1], session.fabric.global_rank)
     return replace(position, resumed=position.resumed + 1)
 
 

@@ -94,7 +94,7 @@ def open_new_folder(folder: Path) -> Generator[None]:
             f"the name of the folder {str(folder)!a} is not UTF-8, and no checkpoint could be "
             "read from there; choose another --out"
         ) from None
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with explaining_no_access(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def open_new_folder(folder: Path) -> Generator[None]:
                     (folder / CONFIG).unlink(missing_ok=True)
     finally:
         with suppress(OSError):  # from the innermost on, up to the first that holds anything
-            for path in made:
+            for path in missing:
                 path.rmdir()
 
 

@@ -309,21 +309,21 @@ def _make_gate_optimizer(
 
 def read_schedule(gates: GateSettings, *, cuts: int = _USUAL_CUTS) -> GateSchedule:
     """Return when gates decide, from the settings; `cuts` unless they say how many."""
-    given: dict[str, Any] = {"begin": gates.start_after, "end": 1.0 - gates.freeze_for}
-    given["cuts"] = cuts
+    options: dict[str, Any] = {"begin": gates.start_after, "end": 1.0 - gates.freeze_for}
+    options["cuts"] = cuts
     for name, value in read_pairs(
         "gate_schedule", gates.gate_schedule or (), "branch_discount=16"
     ).items():
         kind = type(getattr(GateSchedule(cost_power=0.0, size_power=0.0), name, None))
         if kind is type(None):
-            known = ", ".join(item.name for item in fields(GateSchedule))
-            raise SettingsError(f"gate_schedule names {name!r}; there are {known}")
+            names = ", ".join(item.name for item in fields(GateSchedule))
+            raise SettingsError(f"gate_schedule names {name!r}; there are {names}")
         try:
-            given[name] = kind(value)
+            options[name] = kind(value)
         except ValueError:
             what = "a whole number" if kind is int else "a number"
             raise SettingsError(f"gate_schedule has {name}={value}; give {what}") from None
-    return GateSchedule(**given)
+    return GateSchedule(**options)
 
 
 def read_pairs(
@@ -334,17 +334,17 @@ def read_pairs(
     for key, sign, value in pairs:
         if not (key and sign and value):
             option = name.replace("_", "-")
-            given = key + sign + value
-            raise SettingsError(f"{name} is {given!r}; write it as --{option} {example}")
-    found: dict[str, list[str]] = {}
+            pair = key + sign + value
+            raise SettingsError(f"{name} is {pair!r}; write it as --{option} {example}")
+    lists: dict[str, list[str]] = {}
     for key, _, value in pairs:
-        found.setdefault(key.strip().replace("-", "_"), []).append(value.strip())
-    for key, values in found.items():
+        lists.setdefault(key.strip().replace("-", "_"), []).append(value.strip())
+    for key, values in lists.items():
         if len(values) > 1:
             raise SettingsError(
                 f"{name} names {key!r} more than once ({', '.join(values)}); give it once"
             )
-    return {key: values[0] for key, values in found.items()}
+    return {key: values[0] for key, values in lists.items()}
 
 
 def set_layout_(model: nn.Module, layout: torch.memory_format) -> None:
@@ -377,25 +377,25 @@ def load_gated_model(folder: Path) -> LoadedRun:
     settings = read_run_settings(folder)
     if settings.gates.learn == "nothing":
         raise SettingsError(f"the run {folder} learns no architecture (learn = 'nothing')")
-    found = read_checkpoint(folder)
-    if found is None:
+    checkpoint = read_checkpoint(folder)
+    if checkpoint is None:
         raise CheckpointError(f"the run {folder} has no checkpoint yet; let it run for a while")
     dataset = load_dataset(settings, no_progress)
     network = start_network(settings, dataset)
     example = objective_of(dataset).inputs(dataset.train.inputs[:2])
     model = gate_network(network, example, settings)
-    restore_tensors_(found[1], model, ())
+    restore_tensors_(checkpoint[1], model, ())
     means = {
-        name: found[1][f"{OPTIMIZER}{name}/mean"]
+        name: checkpoint[1][f"{OPTIMIZER}{name}/mean"]
         for name, _ in model.named_parameters()
-        if f"{OPTIMIZER}{name}/mean" in found[1]
+        if f"{OPTIMIZER}{name}/mean" in checkpoint[1]
     }
     return LoadedRun(
         model=model,
         original=count_costs(network, example),
         example=example,
         dataset=dataset,
-        position=found[0],
+        position=checkpoint[0],
         earned=means,
     )
 

@@ -217,8 +217,8 @@ def from_table(kind: type[S], table: Mapping[str, Any], where: str = "") -> S:
     """Return settings made of nested dictionaries."""
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
-    for given, value in table.items():
-        key = FORMER_NAMES.get(given, given)
+    for item, value in table.items():
+        key = FORMER_NAMES.get(item, item)
         name = f"{where}{key}"
         if key not in hints:
             raise SettingsError(_unknown_key(name, key, kind))
@@ -239,8 +239,8 @@ def _unknown_key(name: str, key: str, kind: type) -> str:
     if not near:
         return f"there is no setting {name!r}; here there are {', '.join(here)}"
     section = "" if near[0] in here else homes[near[0]]
-    place = f" (in the table [{section}])" if section else ""
-    return f"there is no setting {name!r}; did you mean {near[0]!r}{place}?"
+    where = f" (in the table [{section}])" if section else ""
+    return f"there is no setting {name!r}; did you mean {near[0]!r}{where}?"
 
 
 def check_value(name: str, value: Any, hint: Any) -> Any:
@@ -252,8 +252,8 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
         if value not in get_args(hint):
             near = difflib.get_close_matches(str(value), get_args(hint), n=1)
             meant = f"; did you mean {near[0]!r}?" if near else ""
-            known = ", ".join(get_args(hint))
-            raise SettingsError(f"{name!r} must be one of {known}, but {value!r} was given{meant}")
+            words = ", ".join(get_args(hint))
+            raise SettingsError(f"{name!r} must be one of {words}, but {value!r} was given{meant}")
         return value
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
@@ -287,11 +287,11 @@ def flatten(settings: RunSettings) -> dict[str, Any]:
     return {name: _get(settings, section, name) for section, name, _ in flat_settings()}
 
 
-def override(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
+def override(settings: RunSettings, changes: Mapping[str, Any]) -> RunSettings:
     """Return settings with values given by their bare names, whatever table they are in."""
     table = to_table(settings)
     homes = {name: section for section, name, _ in flat_settings()}
-    for asked, value in given.items():
+    for asked, value in changes.items():
         name = FORMER_NAMES.get(asked, asked)
         if name not in homes:
             raise SettingsError(_unknown_key(name, name, RunSettings))

@@ -84,8 +84,8 @@ def cut_evenly(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
     pieces: list[list[Tensor]] = [[] for _ in lists]
     for tensors in zip(*lists, strict=True):
         whole = tensors[0].numel() <= size or not all(t.is_contiguous() for t in tensors)
-        for found, tensor in zip(pieces, tensors, strict=True):
-            found.extend([tensor] if whole else tensor.view(-1).split(size))
+        for chunks, tensor in zip(pieces, tensors, strict=True):
+            chunks.extend([tensor] if whole else tensor.view(-1).split(size))
     return pieces
 
 
@@ -135,8 +135,8 @@ def clip_gradients_(optimizers: Optimizers, norm: float | None, gate: float | No
     gradients = _gradients(weights)
     if norm is not None and gradients:
         pieces = cut_evenly(gradients)[0] if gradients[0].is_cuda else gradients
-        found = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(pieces)))
-        excess = (found / norm).clamp_(min=1.0)
+        total = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(pieces)))
+        excess = (total / norm).clamp_(min=1.0)
         if weights.defaults.get("fused"):
             vars(weights)["grad_scale"] = excess
         else:
@@ -195,8 +195,8 @@ def loss_of(work: StepContext, module: nn.Module, inputs: Tensor, targets: Tenso
     if work.teacher is None:
         return loss
     with torch.no_grad():
-        told = work.teacher(inputs)
-    return (1 - TEACHERS_SHARE) * loss + TEACHERS_SHARE * distill(outputs, told)
+        wanted = work.teacher(inputs)
+    return (1 - TEACHERS_SHARE) * loss + TEACHERS_SHARE * distill(outputs, wanted)
 
 
 def penalty_of(work: StepContext) -> Tensor:
@@ -235,12 +235,12 @@ class EagerStepper:
         assert isinstance(sums, Tensor)
         return sums[0].item(), sums[1].item()
 
-    def advance(self, place: int, step: int) -> int:
-        """Do the step at a place in the epoch; return how many were done, which is one."""
+    def advance(self, batch: int, step: int) -> int:
+        """Do the step of a batch of the epoch; return how many were done, which is one."""
         work = self._work
         set_rates_(work.optimizers, work.schedule, step)
         n_processes, rank = self._fabric.world_size, self._fabric.global_rank
-        indices = self._order[place * work.batch_size : (place + 1) * work.batch_size]
+        indices = self._order[batch * work.batch_size : (batch + 1) * work.batch_size]
         parts = indices.tensor_split(work.accumulate * n_processes)[rank::n_processes]
         for number, part in enumerate(parts):
             self._accumulate(part, last=number == len(parts) - 1)

@@ -99,16 +99,16 @@ class TrainingLoop:
         session.stepper.begin_epoch(
             self._order_of(epoch), self.position.loss_sum, self.position.penalty_sum
         )
-        place = self.position.step - epoch * session.steps_per_epoch
-        while place < session.steps_per_epoch:
-            done = session.stepper.advance(place, self.position.step)
-            place += done
+        batch = self.position.step - epoch * session.steps_per_epoch
+        while batch < session.steps_per_epoch:
+            done = session.stepper.advance(batch, self.position.step)
+            batch += done
             self.position = replace(self.position, step=self.position.step + done)
             self._shrink()
             self._log.write()
             for observer in self._observers:
                 observer.stepped(self.position.step)
-            self._after_step(place)
+            self._after_step(batch)
         if self._is_ahead_of_device():
             self._order_ahead = (epoch + 1, self._order_of(epoch + 1))
         self._end_epoch()
@@ -137,7 +137,7 @@ class TrainingLoop:
         """Return whether the host has time to spare while the device works."""
         return self._session.fabric.device.type == "cuda"
 
-    def _after_step(self, place: int) -> None:
+    def _after_step(self, batch: int) -> None:
         """Between two steps: see that the loss is a number, save now and then, obey Ctrl-C."""
         alone = self._session.fabric.world_size == 1
         # To look at the loss is to wait for the device; all processes must agree when.
@@ -149,7 +149,7 @@ class TrainingLoop:
         if due:
             self._checked = time.monotonic()
             self._check_loss(self._session.stepper.sums()[0])
-        if place == self._session.steps_per_epoch:
+        if batch == self._session.steps_per_epoch:
             return
         if alone and (self._is_due() or self._stop.is_set()):
             self._save()
@@ -238,10 +238,10 @@ class TrainingLoop:
 
 def _random_states(session: Session) -> dict[str, Tensor]:
     """Return the random states of all processes, named by rank."""
-    own = capture_random_states()
+    local = capture_random_states()
     if session.fabric.world_size == 1:
-        return {f"{RANDOM}0/{name}": state for name, state in own.items()}
-    gathered = {name: session.fabric.all_gather(state) for name, state in own.items()}
+        return {f"{RANDOM}0/{name}": state for name, state in local.items()}
+    gathered = {name: session.fabric.all_gather(state) for name, state in local.items()}
     return {
         f"{RANDOM}{rank}/{name}": states[rank].cpu()
         for name, states in gathered.items()
