@@ -97,7 +97,7 @@ def test_where_widths_are_given_depth_is_given_too() -> None:
     first, second = table_1.fix_widths(FULL, done)
     assert first.settings.gates.learn == "width"
     assert second.settings.gates.learn == "all"
-    assert second.after_epoch.given.linear == ("fc1",)
+    assert second.after_epoch.target.linear == ("fc1",)
 
 
 def test_a_page_tells_what_decided_the_size() -> None:

@@ -39,7 +39,7 @@ def test_gates_of_a_model_are_held() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
     model = al.add_gates(net, torch.zeros(2, 4))
     first, second = al.width_gates(model)
-    holder = Holder(given=Given(widths={first: 4}, linear=("2",)), first=0, last=2)
+    holder = Holder(target=Given(widths={first: 4}, linear=("2",)), first=0, last=2)
     with torch.no_grad():
         holder(model, 1)
         assert int((al.width_gates(model)[first] >= 0.5).sum()) == 6

@@ -16,31 +16,31 @@ class Check:
 
 
 def at_least(
-    what: str, found: Mapping[str, Any], bound: float, *, unit: str = " %", digits: int = 3
+    what: str, spread: Mapping[str, Any], bound: float, *, unit: str = " %", digits: int = 3
 ) -> Check:
     """Return whether a mean less one error of it reaches a bound; of one run nobody knows."""
-    measured = write_with_error(found, "−", digits) + unit
-    met = reaches(found, bound)
+    measured = write_with_error(spread, "−", digits) + unit
+    met = reaches(spread, bound)
     return Check(what=what, measured=measured, bound=f"≥ {bound:g}{unit}", met=met)
 
 
 def at_most(
-    what: str, found: Mapping[str, Any], bound: float, *, unit: str = " %", digits: int = 3
+    what: str, spread: Mapping[str, Any], bound: float, *, unit: str = " %", digits: int = 3
 ) -> Check:
     """Return whether a mean plus one error of it stays within a bound; of one run nobody knows."""
-    measured = write_with_error(found, "+", digits) + unit
-    met = found["error"] is not None and found["mean"] + found["error"] <= bound
+    measured = write_with_error(spread, "+", digits) + unit
+    met = spread["error"] is not None and spread["mean"] + spread["error"] <= bound
     return Check(what=what, measured=measured, bound=f"≤ {bound:g}{unit}", met=met)
 
 
-def reaches(found: Mapping[str, Any], bound: float) -> bool:
+def reaches(spread: Mapping[str, Any], bound: float) -> bool:
     """Return whether a mean less one error of it reaches a bound."""
-    return found["error"] is not None and found["mean"] - found["error"] >= bound
+    return spread["error"] is not None and spread["mean"] - spread["error"] >= bound
 
 
-def write_with_error(found: Mapping[str, Any], sign: str = "−", digits: int = 3) -> str:
+def write_with_error(spread: Mapping[str, Any], sign: str = "−", digits: int = 3) -> str:
     """Write a mean and the error that is taken off or added: `99.150 − 0.031`."""
-    mean = f"{found['mean']:.{digits}f}"
-    if found["error"] is None:
+    mean = f"{spread['mean']:.{digits}f}"
+    if spread["error"] is None:
         return f"{mean} (one run: its error is unknown)"
-    return f"{mean} {sign} {found['error']:.{digits}f}"
+    return f"{mean} {sign} {spread['error']:.{digits}f}"

@@ -42,7 +42,7 @@ def _make_reader() -> Any:
     file: Any = descriptor_pb2.FileDescriptorProto(name="caffe.proto", package="caffe")
     for name, fields in _FIELDS.items():
         kind = file.message_type.add(name=name)
-        for field, number, of in (each.split() for each in fields.split(", ")):
+        for field, number, of in (entry.split() for entry in fields.split(", ")):
             added = kind.field.add(name=field, number=int(number), label=3)
             if of in _FIELDS:
                 added.type_name = f".caffe.{of}"
@@ -103,20 +103,20 @@ def as_state_dict(blobs: Blobs) -> dict[str, Tensor]:
     """
     state: dict[str, Tensor] = {}
     first = ""
-    for layer, found in blobs.items():
-        if len(found) not in (1, 2):
+    for layer, tensors in blobs.items():
+        if len(tensors) not in (1, 2):
             raise FileError(
-                f"the layer {layer!r} has {len(found)} blobs; only layers with a weight and a "
+                f"the layer {layer!r} has {len(tensors)} blobs; only layers with a weight and a "
                 "bias are read"
             )
-        weight = found[0]
+        weight = tensors[0]
         if weight.ndim == 4 and weight.shape[:2] == (1, 1):  # a matrix, in the old form
             weight = weight.reshape(weight.shape[2:])
         if not first and weight.ndim == 4 and weight.shape[1] == 3:
             first = layer
         state[f"{layer}.weight"] = weight.float()
-        if len(found) == 2:
-            state[f"{layer}.bias"] = found[1].reshape(-1).float()
+        if len(tensors) == 2:
+            state[f"{layer}.bias"] = tensors[1].reshape(-1).float()
     if first and f"{first}.bias" in state:
         weight = state[f"{first}.weight"].flip(1).double()
         mean, std, caffes = map(torch.tensor, (IMAGENET_MEAN, IMAGENET_STD, _MEAN))

@@ -77,13 +77,13 @@ def make_comparison(asked: PageOptions, setup: ComparisonSetup, methods: Sequenc
     if not asked.draw:
         return _run(request_comparison(asked, setup, methods))
     name = comparison.name_comparison(setup.model, setup.scale.data)
-    found = {e.name: (e, results) for e, results in comparison.find_comparisons(asked.folder)}
-    if name not in found:
+    finished = {e.name: (e, results) for e, results in comparison.find_comparisons(asked.folder)}
+    if name not in finished:
         raise SettingsError(
             f"there are no finished results of {name} in {asked.folder}; run the command without "
             "--draw"
         )
-    return draw_anew(*found[name], asked.folder)
+    return draw_anew(*finished[name], asked.folder)
 
 
 def make_all(asked: PageOptions, images: str | None) -> None:
@@ -92,9 +92,9 @@ def make_all(asked: PageOptions, images: str | None) -> None:
     Once the time is up, no further page is begun. Without `images`, table 4 is left out. Pages that
     could not be made are named at the end, in an error.
     """
-    found = find_results(asked.folder) if asked.draw else []
+    finished = find_results(asked.folder) if asked.draw else []
     drawn = {
-        e.name: partial(draw_anew, e, results, asked.folder) for e, results in found if results
+        e.name: partial(draw_anew, e, results, asked.folder) for e, results in finished if results
     }
     pages = drawn if asked.draw else _list_pages(asked, images)
     if not pages:
@@ -127,9 +127,9 @@ def _list_pages(asked: PageOptions, images: str | None) -> dict[str, Callable[[]
     """Return what makes each page, by its name."""
     pages: dict[str, Callable[[], bool]] = {}
     for name in TITLES:
-        own = asked if name != "table-4" else replace(asked, data=images or "", seeds=None)
-        if own.data:
-            pages[name] = partial(make_page, own, name)
+        request = asked if name != "table-4" else replace(asked, data=images or "", seeds=None)
+        if request.data:
+            pages[name] = partial(make_page, request, name)
     for data in dict.fromkeys((asked.data, "fashion-mnist") if not asked.quick else (asked.data,)):
         setup = comparison.choose_setup(
             model="lenet", data=data, quick=asked.quick, seeds=asked.seeds

@@ -37,8 +37,8 @@ def find_dataset(settings: RunSettings, device: torch.device = _CPU) -> Dataset:
     With a limit on train examples, validation and test are scored on no more evenly spaced ones
     than that, or 1,000: else a quick run would be scored for longer than it is trained.
     """
-    own = {name: getattr(settings, name) for name in _OF_DATA}
-    return _load(replace(RunSettings(), **own), device)
+    chosen = {name: getattr(settings, name) for name in _OF_DATA}
+    return _load(replace(RunSettings(), **chosen), device)
 
 
 @functools.lru_cache(maxsize=16)
@@ -121,8 +121,8 @@ def list_losses(settings: RunSettings, model: nn.Module) -> Iterator[Tensor]:
     """Yield the losses of a model on some batches of the train data of a run."""
     dataset = find_dataset(settings)
     objective, train = objective_of(dataset), dataset.train
-    for place in range(min(_N_BATCHES, max(1, len(train.inputs) // _BATCH_SIZE))):
-        part = slice(place * _BATCH_SIZE, (place + 1) * _BATCH_SIZE)
+    for batch in range(min(_N_BATCHES, max(1, len(train.inputs) // _BATCH_SIZE))):
+        part = slice(batch * _BATCH_SIZE, (batch + 1) * _BATCH_SIZE)
         yield objective.loss(model(objective.inputs(train.inputs[part])), train.targets[part])
 
 
@@ -136,19 +136,19 @@ _BATCHES = {"cpu": 16, "cuda": 256}
 
 def time_side_by_side(first: nn.Module, second: nn.Module, example: Tensor) -> dict[str, Any]:
     """Return the median time of a forward pass of both, in milliseconds, by device."""
-    found: dict[str, Any] = {}
+    times: dict[str, Any] = {}
     for kind in dict.fromkeys(("cpu", best_device().type)):
         batch = _BATCHES[kind]
         # Zeros would be multiplied faster than numbers are.
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(batch, *example.shape[1:], generator=generator)
         (speed,) = compare_speed(first, second, x, (batch,), kind)
-        reference, own = speed.seconds
-        found[kind] = {
+        reference, seconds = speed.seconds
+        times[kind] = {
             "batch": batch,
             "threads": torch.get_num_threads(),
             "reference_ms": round(1000 * reference, 3),
-            "own_ms": round(1000 * own, 3),
-            "ratio": round(own / reference, 4),
+            "own_ms": round(1000 * seconds, 3),
+            "ratio": round(seconds / reference, 4),
         }
-    return found
+    return times

@@ -80,8 +80,8 @@ class Row:
 
 def read_row(table: Mapping[str, Any]) -> Row:
     """Return a row from plain data; names it does not know are left aside."""
-    known = {item.name for item in fields(Row)}
-    return Row(**{name: value for name, value in table.items() if name in known})
+    names = {item.name for item in fields(Row)}
+    return Row(**{name: value for name, value in table.items() if name in names})
 
 
 SweepPoint = TypeVar("SweepPoint")
@@ -120,7 +120,7 @@ class Scale:
         if self.points == 1:
             return [sweep[len(sweep) // 2]]
         last = len(sweep) - 1
-        return [sweep[round(place * last / (self.points - 1))] for place in range(self.points)]
+        return [sweep[round(index * last / (self.points - 1))] for index in range(self.points)]
 
 
 FULL = Scale(name="full", seeds=(0, 1, 2, 3, 4), epochs=60)

@@ -30,8 +30,8 @@ def start_runs(runs: Sequence[Run]) -> list[Run]:
     lost = {parent.row.key for parent in parents if not parent.path.is_file()}
     if lost:
         raise MissingModelError(*lost)
-    made = make_networks(origins)
-    started = [replace(run, network=made[run.origin]) if run.origin else run for run in runs]
+    networks = make_networks(origins)
+    started = [replace(run, network=networks[run.origin]) if run.origin else run for run in runs]
     return [run for run in started if run.origin is None or run.network is not None]
 
 
@@ -48,13 +48,13 @@ def make_networks(
     if n_workers < 2:
         return {origin: _make(origin) for origin in origins}
     with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder, f"{place}.safetensors") for place in range(len(helped))]
+        paths = [Path(folder, f"{index}.safetensors") for index in range(len(helped))]
         # Not forked: a copy of a process that uses a GPU, or has threads, may hang.
         with ProcessPoolExecutor(n_workers, get_context("spawn"), _use_one_cpu) as pool:
             list(pool.map(_make_file, helped, paths))
         pairs = zip(helped, paths, strict=True)
-        made = {origin: load(path) if path.is_file() else None for origin, path in pairs}
-    return made | {origin: _make(origin) for origin in origins if not origin.in_worker}
+        networks = {origin: load(path) if path.is_file() else None for origin, path in pairs}
+    return networks | {origin: _make(origin) for origin in origins if not origin.in_worker}
 
 
 def _make(origin: Origin) -> nn.Module | None:

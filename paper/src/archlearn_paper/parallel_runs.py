@@ -102,11 +102,11 @@ def _train_group(
     changes nothing of what it computes.
     """
     active = [_prepare_run(run, fabric) for run in runs]
-    settled = [_settled_epoch(each) for each in active]
-    parts = [each.epochs(0, until) for each, until in zip(active, settled, strict=True)]
+    settled = [_settled_epoch(member) for member in active]
+    parts = [member.epochs(0, until) for member, until in zip(active, settled, strict=True)]
     seconds = _round_robin(parts, fabric.device, count_epoch)
     pairs = list(zip(active, settled, strict=True))
-    followers = [_compact_and_continue(each, epoch, fabric) for each, epoch in pairs]
+    followers = [_compact_and_continue(member, epoch, fabric) for member, epoch in pairs]
     rest = [
         follower.epochs(first, follower.session.n_epochs)
         for follower, first in zip(followers, settled, strict=True)
@@ -153,11 +153,11 @@ class _ActiveRun:
         for epoch in range(first, until):
             with self.stream:
                 session.stepper.begin_epoch(self.orders[epoch], 0.0, 0.0)
-            place = 0
-            while place < session.steps_per_epoch:
+            batch = 0
+            while batch < session.steps_per_epoch:
                 with self.stream:
-                    step = epoch * session.steps_per_epoch + place
-                    place += session.stepper.advance(place, step)
+                    step = epoch * session.steps_per_epoch + batch
+                    batch += session.stepper.advance(batch, step)
                 yield False
             with self.stream, torch.no_grad():
                 if self.run.after_epoch is not None:
@@ -260,11 +260,11 @@ def _compact_trained(session: Session) -> nn.Module:
 
 def _describe_gates(active: _ActiveRun) -> list[dict[str, Any]]:
     """Return kept channels, linear sites and the distance from binary, after each epoch."""
-    found = _list_gates(active.session.work.model)
+    by_name = _list_gates(active.session.work.model)
     entries: list[dict[str, Any]] = []
-    for epoch, gates in enumerate(active.gates.cpu() if found else ()):
-        pieces = is_open(gates).split([gate.numel() for gate in found.values()])
-        opened = dict(zip(found, pieces, strict=True))
+    for epoch, gates in enumerate(active.gates.cpu() if by_name else ()):
+        pieces = is_open(gates).split([gate.numel() for gate in by_name.values()])
+        opened = dict(zip(by_name, pieces, strict=True))
         entries.append(
             {
                 "epoch": epoch,

@@ -28,7 +28,7 @@ def new_panels(
     layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.05)
     figure = Figure(figsize=(WIDTH, height), layout=layout, facecolor="white")
     n_columns = n_panels // n_rows
-    panels = [figure.add_subplot(n_rows, n_columns, place + 1) for place in range(n_panels)]
+    panels = [figure.add_subplot(n_rows, n_columns, index + 1) for index in range(n_panels)]
     for axes in panels:
         axes.tick_params(
             colors=figures.INK.light, labelsize=_FONT_SIZE, length=3, color=figures.MUTED.light
@@ -50,24 +50,24 @@ def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
         axes.set_title(title, loc="left", color=figures.INK.light, fontsize=_FONT_SIZE + 0.5)
 
 
-def style_of(place: int) -> dict[str, Any]:
+def style_of(index: int) -> dict[str, Any]:
     """Return colour, dashes and marker of a series: any one of them tells it from the others."""
     return {
-        "color": figures.SERIES[place % len(figures.SERIES)].light,
-        "linestyle": figures.DASHES[place % len(figures.DASHES)],
-        "marker": MARKERS[place % len(MARKERS)],
+        "color": figures.SERIES[index % len(figures.SERIES)].light,
+        "linestyle": figures.DASHES[index % len(figures.DASHES)],
+        "marker": MARKERS[index % len(MARKERS)],
     }
 
 
 def draw_band(
-    axes: Axes, x: Sequence[float], low: Sequence[float], high: Sequence[float], place: int
+    axes: Axes, x: Sequence[float], low: Sequence[float], high: Sequence[float], index: int
 ) -> None:
     """Draw where the seeds of a series lie."""
     axes.fill_between(
         x,
         low,
         high,
-        color=figures.SERIES[place % len(figures.SERIES)].light,
+        color=figures.SERIES[index % len(figures.SERIES)].light,
         alpha=0.18,
         linewidth=0,
     )
@@ -77,15 +77,15 @@ def draw_spreads(
     axes: Axes,
     x: Sequence[float],
     spreads: Sequence[Mapping[str, float]],
-    place: int,
+    index: int,
     label: str,
 ) -> None:
     """Draw means joined by a line, and the deviation of the seeds as a band."""
     means = [spread["mean"] for spread in spreads]
     low = [spread["mean"] - spread["deviation"] for spread in spreads]
     high = [spread["mean"] + spread["deviation"] for spread in spreads]
-    axes.plot(x, means, linewidth=1.6, markersize=4.5, label=label, **style_of(place))
-    draw_band(axes, x, low, high, place)
+    axes.plot(x, means, linewidth=1.6, markersize=4.5, label=label, **style_of(index))
+    draw_band(axes, x, low, high, index)
 
 
 def mark_paper(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:
@@ -129,8 +129,8 @@ FigureNumbers = Mapping[str, Any]
 def draw_figure_1b(derived: FigureNumbers) -> Figure:
     """Draw the regularisers over a gate."""
     figure, (axes,) = new_panels(1)
-    for place, (name, values) in enumerate(derived["curves"].items()):
-        style: dict[str, Any] = style_of(place) | {"marker": ""}
+    for index, (name, values) in enumerate(derived["curves"].items()):
+        style: dict[str, Any] = style_of(index) | {"marker": ""}
         axes.plot(derived["w"], values, linewidth=1.6, label=name, **style)
     name_axes(axes, "gate w", "regulariser, λ1 = 1")
     add_legend(axes, loc="upper left")
@@ -160,11 +160,11 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def _draw_pairs(axes: Axes, pairs: Sequence[Mapping[str, Any]], name: str, strength: str) -> None:
-    for place, pair in enumerate(pairs):
-        style: dict[str, Any] = style_of(place) | {"marker": ""}
+    for index, pair in enumerate(pairs):
+        style: dict[str, Any] = style_of(index) | {"marker": ""}
         label = f"{name} = {pair[strength]:g}"
         axes.plot(pair["steps"], pair["mean"], linewidth=1.6, label=label, **style)
-        draw_band(axes, pair["steps"], pair["least"], pair["most"], place)
+        draw_band(axes, pair["steps"], pair["least"], pair["most"], index)
     axes.set_yscale("log")
     figures.tick_logarithmic_(
         axes.yaxis, [max(1, width) for pair in pairs for width in pair["least"]]
@@ -227,10 +227,10 @@ def draw_table_3(derived: FigureNumbers) -> Figure:
 def draw_properties(derived: FigureNumbers) -> Figure:
     """Draw the share of neurons by the rise without them, and the gaps in loss by row."""
     figure, (left, right) = new_panels(2)
-    for place, (row, numbers) in enumerate(derived["removal"].items()):
+    for number, (row, numbers) in enumerate(derived["removal"].items()):
         rises = numbers["rises"]
         shares = [(index + 1) / len(rises) for index in range(len(rises))]
-        style: dict[str, Any] = style_of(place) | {"marker": ""}
+        style: dict[str, Any] = style_of(number) | {"marker": ""}
         label = f"{row}: {numbers['share']:.1%}"
         left.plot(rises, shares, linewidth=1.5, drawstyle="steps-post", label=label, **style)
     left.set_xscale("symlog", linthresh=1e-5)
@@ -262,13 +262,13 @@ def _draw_gaps(axes: Axes, gaps: Mapping[str, Any]) -> None:
 
 
 def draw_marks(
-    axes: Axes, rows: Sequence[FigureNumbers], place: int, label: str, *, hollow: bool = False
+    axes: Axes, rows: Sequence[FigureNumbers], index: int, label: str, *, hollow: bool = False
 ) -> None:
     """Draw networks: means over their seeds, with the deviations as bars.
 
     Hollow ones have as many parameters as others, and no bar for them.
     """
-    style: dict[str, Any] = style_of(place) | {"linestyle": "none"}
+    style: dict[str, Any] = style_of(index) | {"linestyle": "none"}
     if hollow:
         style |= {"markerfacecolor": "white", "markeredgewidth": 1.2}
     axes.errorbar(
@@ -314,8 +314,8 @@ def draw_table_2(derived: FigureNumbers) -> Figure:
         "SVD, fine-tuned, ours": [row for row in rows if row.endswith("fine-tuned")],
         "baseline, ours": ["baseline"],
     }
-    for place, (label, names) in enumerate(kinds.items()):
-        draw_marks(axes, [rows[name] for name in names], place, label)
+    for index, (label, names) in enumerate(kinds.items()):
+        draw_marks(axes, [rows[name] for name in names], index, label)
     _mark_points_(axes, paper)
     _finish_(axes, [row["parameters"]["mean"] for row in rows.values()])
     return figure
@@ -325,9 +325,9 @@ def _mark_points_(axes: Axes, paper: Sequence[Mapping[str, Any]]) -> None:
     """Draw the paper's networks and their names, below the points of SVD and AL3."""
     mark_paper(axes, [p["parameters"] for p in paper], [p["accuracy"] for p in paper])
     for point in paper:
-        place = (5, -11) if point["row"].startswith(("SVD", "AL3")) else (5, 4)
+        offset = (5, -11) if point["row"].startswith(("SVD", "AL3")) else (5, 4)
         x, y = point["parameters"], point["accuracy"]
-        write_beside(axes, x, y, point["row"], color=figures.MUTED.light, xytext=place)
+        write_beside(axes, x, y, point["row"], color=figures.MUTED.light, xytext=offset)
 
 
 def _finish_(axes: Axes, counts: Sequence[float]) -> None:
@@ -353,10 +353,10 @@ def draw_table_4(derived: FigureNumbers) -> Figure:
     methods: dict[str, list[str]] = {"learnt (AL)": [], "the paper's other methods": []}
     for name in rows:
         method, _, share = name.partition(", ")
-        own = "learnt (AL)" if name.startswith(_LEARNT) else "the paper's other methods"
-        methods.setdefault(method if share else own, []).append(name)
-    for place, (label, names) in enumerate(methods.items()):
-        draw_marks(axes, [rows[name] for name in names], place, label)
+        group = "learnt (AL)" if name.startswith(_LEARNT) else "the paper's other methods"
+        methods.setdefault(method if share else group, []).append(name)
+    for index, (label, names) in enumerate(methods.items()):
+        draw_marks(axes, [rows[name] for name in names], index, label)
         for name in names if ", " not in names[0] else ():
             x, y = rows[name]["parameters"]["mean"], rows[name]["accuracy"]["mean"]
             write_beside(axes, x, y, name, xytext=(6, -12 if name in _BELOW else 4))
@@ -378,8 +378,8 @@ def draw_figure_4(derived: FigureNumbers) -> Figure:
     panels: list[Mapping[str, Any]] = list(derived["panels"].values())
     rows = sorted({panel["name"] for panel in panels})
     figure, axes = new_panels(len(panels), n_rows=len(rows), height=2.8 * len(rows))
-    for place, panel in zip(axes, sorted(panels, key=lambda panel: panel["name"]), strict=True):
-        _draw_searches(place, panel)
+    for ax, panel in zip(axes, sorted(panels, key=lambda panel: panel["name"]), strict=True):
+        _draw_searches(ax, panel)
     handles, labels = axes[-1].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=_FONT_SIZE - 1
@@ -388,9 +388,9 @@ def draw_figure_4(derived: FigureNumbers) -> Figure:
 
 
 def _draw_searches(axes: Axes, panel: Mapping[str, Any]) -> None:
-    for place, curve in enumerate(panel["curves"]):
-        first = place == 0
-        colour = style_of(place)["color"]
+    for index, curve in enumerate(panel["curves"]):
+        first = index == 0
+        colour = style_of(index)["color"]
         axes.plot(
             range(1, len(curve["best"]) + 1), curve["best"], color=colour, linewidth=1.4,
             marker=".", label="Bayesian optimisation, best so far, by seed" if first else None,
@@ -422,10 +422,10 @@ def draw_comparison(derived: FigureNumbers) -> Figure:
     }
     every = [_find_error(point) for points in curves.values() for point in points]
     most = _MOST_TIMES * min(every)
-    for place, (method, points) in enumerate(curves.items()):
+    for index, (method, points) in enumerate(curves.items()):
         thick, errors = method == _LEADING, [_find_error(point) for point in points]
         # From the seventh line on, colours come with other dashes and markers.
-        style = style_of(place + place // 6) | {"color": style_of(place)["color"]}
+        style = style_of(index + index // 6) | {"color": style_of(index)["color"]}
         axes.errorbar(
             [point["parameters"]["mean"] for point in points],
             errors,

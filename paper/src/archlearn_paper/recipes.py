@@ -177,7 +177,7 @@ class Holder:
     move, from the first epoch to the last, so that there is time to find out which are useful.
     """
 
-    given: Given
+    target: Given
     first: float
     last: float
 
@@ -185,20 +185,20 @@ class Holder:
         """Change the gates in place."""
         done = min(1.0, max(0.0, (epoch - self.first) / max(1.0, self.last - self.first)))
         for name, gate in width_gates(model).items():
-            if name in self.given.widths:
-                n_kept = count_kept(gate.numel(), self.given.widths[name], done)
+            if name in self.target.widths:
+                n_kept = count_kept(gate.numel(), self.target.widths[name], done)
                 gate.copy_(project(gate, n_kept))
         for name, gate in depth_gates(model).items():
-            if name in self.given.linear and done > 0:
+            if name in self.target.linear and done > 0:
                 gate.fill_(1.0)
 
 
-def fix_width(given: Given, settings: RunSettings) -> Holder:
+def fix_width(target: Given, settings: RunSettings) -> Holder:
     """Return what holds the gates of a run with these settings to the given numbers."""
     assert settings.epochs is not None
     first = settings.gates.start_after * settings.epochs
     stop = (1.0 - settings.gates.freeze_for) * settings.epochs
-    return Holder(given=given, first=first, last=(first + stop) / 2)
+    return Holder(target=target, first=first, last=(first + stop) / 2)
 
 
 def count_kept(n_all: int, n_final: int, done: float) -> int:
@@ -226,18 +226,18 @@ def reinitialise(model: nn.Module, seed: int) -> nn.Module:
     generators seeded and afterwards as they were.
     """
     for name, module in model.named_modules():
-        own = list(module.parameters(recurse=False))
-        if own and not hasattr(module, "reset_parameters"):
+        parameters = list(module.parameters(recurse=False))
+        if parameters and not hasattr(module, "reset_parameters"):
             raise InputError(
                 f"{name or 'the model'!r}, a {type(module).__name__}, has parameters but no "
                 "reset_parameters(); give its class one"
             )
-    made = copy.deepcopy(model)
-    devices = [p.device for p in made.parameters() if p.is_cuda][:1]
+    network = copy.deepcopy(model)
+    devices = [p.device for p in network.parameters() if p.is_cuda][:1]
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
-        for module in made.modules():
+        for module in network.modules():
             reset: Any = getattr(module, "reset_parameters", None)
             if reset is not None:
                 reset()
-    return made
+    return network

@@ -103,19 +103,19 @@ def join_results(folders: Sequence[Path], name: str) -> Results | None:
     folder says what all have in common.
     """
     parts = [
-        read_results(each, name) or read_results(each, name, unfinished=True) for each in folders
+        read_results(path, name) or read_results(path, name, unfinished=True) for path in folders
     ]
-    found = [part for part in parts if part is not None]
-    if not found:
+    stored = [part for part in parts if part is not None]
+    if not stored:
         return None
-    rows = {row.key: row for part in found for row in part.rows}
+    rows = {row.key: row for part in stored for row in part.rows}
     return replace(
-        found[0],
-        command=" && ".join(dict.fromkeys(part.command for part in found)),
-        date=max(part.date for part in found),
-        seeds=sorted({seed for part in found for seed in part.seeds}),
+        stored[0],
+        command=" && ".join(dict.fromkeys(part.command for part in stored)),
+        date=max(part.date for part in stored),
+        seeds=sorted({seed for part in stored for seed in part.seeds}),
         rows=list(rows.values()),
-        seconds=round(sum(part.seconds for part in found), 1),
+        seconds=round(sum(part.seconds for part in stored), 1),
     )
 
 
@@ -126,8 +126,8 @@ def write_results(folder: Path, results: Results) -> None:
     """
     path = results_path(folder, results.experiment, unfinished=not results.complete)
     names = [item.name for item in fields(results) if item.name != "rows"]
-    found = {name: getattr(results, name) for name in names}
-    table = {"format": _FORMAT} | {n: found[n] for n in found if n != "out_of_reach" or found[n]}
+    values = {name: getattr(results, name) for name in names}
+    table = {"format": _FORMAT} | {n: values[n] for n in values if n != "out_of_reach" or values[n]}
     # One line for each entry and for each row, so that changes can be seen.
     lines = [f"{json.dumps(name)}: {_dump(value)}" for name, value in table.items()]
     rows = ",\n".join(_dump(row.to_json()) for row in results.rows)

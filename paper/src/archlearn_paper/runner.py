@@ -47,9 +47,9 @@ class ProgressLines:
     def began(self, n_runs: int, n_known: int) -> None:
         """Say what is to be done."""
         self._started = self._said = time.monotonic()
-        known = f", {n_known} are there already" if n_known else ""
+        skipped = f", {n_known} are there already" if n_known else ""
         if n_runs or n_known:
-            self._write(f"{n_runs} runs to make{known}")
+            self._write(f"{n_runs} runs to make{skipped}")
 
     def advanced(self, done: int, of: int) -> None:
         """Say how far the runs are, not too often."""
@@ -158,7 +158,7 @@ class _StageRunner:
         self._lost: set[RunKey] = set()
         name = request.experiment.name
         files = [
-            results.read_results(request.folder, name, unfinished=each) for each in (False, True)
+            results.read_results(request.folder, name, unfinished=early) for early in (False, True)
         ]
         whole, part = (file if file and _continues(request, file) else None for file in files)
         rows = [row for file in (whole, part) if file for row in file.rows]
@@ -278,10 +278,10 @@ class _StageRunner:
 
     def _measure(self, done: FinishedRun) -> FinishedRun:
         measure = self._request.experiment.measure
-        found = {} if measure is None or done.row.measured else measure(self._request.scale, done)
-        if not found:
+        numbers = {} if measure is None or done.row.measured else measure(self._request.scale, done)
+        if not numbers:
             return done
-        measured = replace(done, row=replace(done.row, measured=found))
+        measured = replace(done, row=replace(done.row, measured=numbers))
         self._write_down(measured)
         return measured
 

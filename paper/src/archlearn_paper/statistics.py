@@ -81,8 +81,8 @@ def correct_by_holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number (Holm 1979), in the order given."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     corrected, largest = [0.0] * len(p_values), 0.0
-    for place, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - place) * p_values[index]))
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p_values[index]))
         corrected[index] = largest
     return corrected
 

@@ -195,15 +195,15 @@ ResultsFound = tuple[Experiment, Results | None]
 _BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
-def write_documentation(found: Sequence[ResultsFound], folder: Path, docs: Path) -> Path:
+def write_documentation(finished: Sequence[ResultsFound], folder: Path, docs: Path) -> Path:
     """Write the documentation's page of results and copy its figures; return where the page is."""
     if not docs.is_dir():
         raise SettingsError(
             f"there is no folder {docs} here to write the page into; go to the root of the "
             "repository"
         )
-    there = [(e, r) for e, r in found if r is not None and r.complete and not r.quick]
-    missing = [e.name for e, r in found if r is None or not r.complete or r.quick]
+    there = [(e, r) for e, r in finished if r is not None and r.complete and not r.quick]
+    missing = [e.name for e, r in finished if r is None or not r.complete or r.quick]
     parts = [_OPENING, _compose_failures(there)] if there else [_OPENING]
     if missing:
         parts.append(f"No full results are there yet of {', '.join(missing)}.")
@@ -225,9 +225,9 @@ def write_documentation(found: Sequence[ResultsFound], folder: Path, docs: Path)
 def _fill_blocks(page: Path, tables: dict[str, str]) -> None:
     """Put the table of a name between its two marks, on any page that has them."""
 
-    def fill(found: re.Match[str]) -> str:
-        table = tables.get(found[2], "No full results are there yet.")
-        return f"{found[1]}\n{table}\n\n{found[3]}"
+    def fill(block: re.Match[str]) -> str:
+        table = tables.get(block[2], "No full results are there yet.")
+        return f"{block[1]}\n{table}\n\n{block[3]}"
 
     text = page.read_text(encoding="utf-8")
     filled = _BLOCK.sub(fill, text)

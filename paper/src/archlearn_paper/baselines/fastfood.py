@@ -88,18 +88,18 @@ def replace_by_fastfood(
     first, last = (model.get_submodule(name) for name in (layers[0], layers[-1]))
     assert isinstance(first, nn.Linear)
     assert isinstance(last, nn.Linear)
-    made = copy.deepcopy(model)
+    network = copy.deepcopy(model)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         features = Fastfood(first.in_features, n_features).to(first.weight)
         reader = nn.Linear(
             n_features, last.out_features, bias=getattr(last, "bias", None) is not None
         )
-    made.set_submodule(layers[0], features)
+    network.set_submodule(layers[0], features)
     for name in layers[1:-1]:
-        made.set_submodule(name, nn.Identity())
-    made.set_submodule(layers[-1], reader.to(last.weight))
-    return made
+        network.set_submodule(name, nn.Identity())
+    network.set_submodule(layers[-1], reader.to(last.weight))
+    return network
 
 
 def count_fastfood(n_in: int, n_features: int, n_outputs: int) -> int:

@@ -153,10 +153,10 @@ def add_diagonals(
 
     Each unit of a diagonal, or each factor that is not 0, adds `strength` to the loss.
     """
-    made = copy.deepcopy(model)
+    network = copy.deepcopy(model)
     for layer, _ in writers(model, example).values():
-        made.set_submodule(layer, Scaled(made.get_submodule(layer), penalty))
-    return Penalised(made, _FactorPenalty(strength))
+        network.set_submodule(layer, Scaled(network.get_submodule(layer), penalty))
+    return Penalised(network, _FactorPenalty(strength))
 
 
 def scaled_layers(network: nn.Module) -> dict[str, Scaled]:
@@ -167,13 +167,13 @@ def scaled_layers(network: nn.Module) -> dict[str, Scaled]:
 @torch.no_grad()
 def fold_diagonals(network: nn.Module) -> nn.Module:
     """Return the network without factors that computes the same when nothing is drawn."""
-    made = copy.deepcopy(network).eval()
-    for name, scaled in scaled_layers(made).items():
+    folded = copy.deepcopy(network).eval()
+    for name, scaled in scaled_layers(folded).items():
         factors = scaled.factors()
         for parameter in scaled.layer.parameters(recurse=False):
             parameter.mul_(factors.reshape(-1, *[1] * (parameter.dim() - 1)))
-        made.set_submodule(name, scaled.layer)
-    return made
+        folded.set_submodule(name, scaled.layer)
+    return folded
 
 
 @torch.no_grad()
@@ -182,12 +182,12 @@ def reduce_by_diagonals(network: nn.Module, example: Tensor, budget: int) -> nn.
 
     `network` is that of what `add_diagonals` returned, trained.
     """
-    found = scaled_layers(network)
+    scaled = scaled_layers(network)
     plain = fold_diagonals(network)
     gated = parameter_budget.gate_widths(plain, example)
     gates = width_gates(gated)
     harms = {
-        group: _largest(found[layer].importance(), gate, len(gates[group]))
+        group: _largest(scaled[layer].importance(), gate, len(gates[group]))
         for group, (layer, gate) in writers(plain, example).items()
     }
     return parameter_budget.prune_to_budget(gated, harms, budget)
@@ -197,11 +197,11 @@ def reduce_by_diagonals(network: nn.Module, example: Tensor, budget: int) -> nn.
 def count_left(network: nn.Module, example: Tensor) -> int:
     """Return the parameters that a network with diagonals has without the neurons at factor 0."""
     settled = copy.deepcopy(network).eval()
-    found, plain = scaled_layers(settled), fold_diagonals(settled)
+    scaled, plain = scaled_layers(settled), fold_diagonals(settled)
     gated = parameter_budget.gate_widths(plain, example)
     gates, kept = width_gates(gated), list[int]()
     for group, (layer, gate) in writers(plain, example).items():
-        factors = _largest(found[layer].factors().abs(), gate, len(gates[group]))
+        factors = _largest(scaled[layer].factors().abs(), gate, len(gates[group]))
         kept.append(max(1, int((factors > 0).sum())))
     return parameter_budget.ParameterCounts(gated).parameters(kept)
 
@@ -209,12 +209,12 @@ def count_left(network: nn.Module, example: Tensor) -> int:
 def writers(model: nn.Module, example: Tensor) -> dict[str, tuple[str, Tensor]]:
     """Return what writes each group of channels last, and the gate of each of its rows."""
     gated = parameter_budget.gate_widths(model, example)
-    found: dict[str, tuple[str, Tensor]] = {}
+    layers: dict[str, tuple[str, Tensor]] = {}
     for group in width_gates(gated):
         rows = {
-            each.name.removesuffix(".weight"): each.channel
-            for each in parameter_budget.find_slices(gated, group)
-            if each.dim == 0 and each.name.endswith(".weight")
+            part.name.removesuffix(".weight"): part.channel
+            for part in parameter_budget.find_slices(gated, group)
+            if part.dim == 0 and part.name.endswith(".weight")
         }
         norms = [n for n in rows if isinstance(model.get_submodule(n), _NORMS)]
         last = norms or list(rows)
@@ -223,5 +223,5 @@ def writers(model: nn.Module, example: Tensor) -> dict[str, tuple[str, Tensor]]:
                 f"the channels of {group!r} are written by {', '.join(rows) or 'nothing'}; a "
                 "diagonal needs one layer that writes them: use a network without sums of layers"
             )
-        found[group] = last[0], rows[last[0]]
-    return found
+        layers[group] = last[0], rows[last[0]]
+    return layers

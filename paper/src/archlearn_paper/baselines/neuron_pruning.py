@@ -80,7 +80,7 @@ def reduce_by_merging(model: nn.Module, example: Tensor, budget: int) -> nn.Modu
 
 def _neurons(gated: nn.Module, group: str) -> Neurons:
     slices = parameter_budget.find_slices(gated, group)
-    rows, columns = ([_by_neuron(each) for each in slices if each.dim == dim] for dim in (0, 1))
+    rows, columns = ([_by_neuron(part) for part in slices if part.dim == dim] for dim in (0, 1))
     if not rows or not columns:
         raise InputError(
             f"the neurons of {group!r} cannot be merged: no plain layer writes them, or none reads "
@@ -89,11 +89,11 @@ def _neurons(gated: nn.Module, group: str) -> Neurons:
     return Neurons(torch.cat(rows, 1), torch.cat(columns, 1))
 
 
-def _by_neuron(found: parameter_budget.GroupSlice) -> Tensor:
+def _by_neuron(part: parameter_budget.GroupSlice) -> Tensor:
     """Return one row a neuron: all that a tensor holds for it along a dimension."""
-    lines = found.tensor.detach().movedim(found.dim, 0)
-    n_neurons = int(found.channel.max()) + 1
-    return lines[torch.argsort(found.channel, stable=True)].reshape(n_neurons, -1)
+    lines = part.tensor.detach().movedim(part.dim, 0)
+    n_neurons = int(part.channel.max()) + 1
+    return lines[torch.argsort(part.channel, stable=True)].reshape(n_neurons, -1)
 
 
 @torch.no_grad()
@@ -101,7 +101,7 @@ def _carry_out(gated: nn.Module, layers: Mapping[str, Neurons]) -> nn.Module:
     gates = width_gates(gated)
     for name, neurons in layers.items():
         start = 0
-        for column in (each for each in parameter_budget.find_slices(gated, name) if each.dim == 1):
+        for column in (part for part in parameter_budget.find_slices(gated, name) if part.dim == 1):
             size = column.tensor.numel() // len(neurons.outgoing)
             _write(column, neurons.outgoing[:, start : start + size])
             start += size

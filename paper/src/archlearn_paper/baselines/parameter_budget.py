@@ -98,13 +98,13 @@ def prune_until_budget(
         savings = sizes.savings(kept)
         least = (1 - BUDGET_TOLERANCE) * budget
         open_to_us = [
-            place
-            for place, count in enumerate(kept)
-            if count > 1 and savings[place] > 0 and parameters - savings[place] >= least
+            index
+            for index, count in enumerate(kept)
+            if count > 1 and savings[index] > 0 and parameters - savings[index] >= least
         ]
         if not open_to_us:
             break
-        chosen = min(open_to_us, key=lambda place: candidates[place].harm())
+        chosen = min(open_to_us, key=lambda index: candidates[index].harm())
         candidates[chosen].close()
         kept[chosen] -= 1
         parameters = sizes.parameters(kept)
@@ -150,12 +150,12 @@ def find_slices(gated: nn.Module, group: str) -> list[GroupSlice]:
     container = find_container(gated)
     assert container is not None
     graph, parameters = container.channel_graph, dict(gated.named_parameters())
-    channels = next(each.channels for each in graph.groups if each.name == group)
+    channels = next(item.channels for item in graph.groups if item.name == group)
     order = torch.argsort(channels)
     return [
-        GroupSlice(name, parameters[name], dim, order[torch.searchsorted(channels[order], found)])
-        for (name, dim), found in graph.dims.items()
-        if name in parameters and bool(torch.isin(found, channels).all())
+        GroupSlice(name, parameters[name], dim, order[torch.searchsorted(channels[order], held)])
+        for (name, dim), held in graph.dims.items()
+        if name in parameters and bool(torch.isin(held, channels).all())
     ]
 
 

@@ -24,10 +24,10 @@ Factorisable = nn.Linear | nn.Conv2d
 
 def factorise(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
     """Return a copy of a model whose named layers have become pairs of thin ones of a rank."""
-    layers, made = factorisable_layers(model), copy.deepcopy(model)
+    layers, network = factorisable_layers(model), copy.deepcopy(model)
     for name, rank in ranks.items():
-        made.set_submodule(name, factorise_layer(layers[name], rank))
-    return made
+        network.set_submodule(name, factorise_layer(layers[name], rank))
+    return network
 
 
 @torch.no_grad()

@@ -53,8 +53,8 @@ def reduce_by_torch_pruning(
         return smaller.train(model.training)
     while _count(larger) > budget and not is_within(_count(larger), budget):
         options = _without_one_channel(larger, example)
-        fitting = [made for made in options if is_within(_count(made), budget)]
-        above = [made for made in options if _count(made) > budget]
+        fitting = [option for option in options if is_within(_count(option), budget)]
+        above = [option for option in options if _count(option) > budget]
         if not fitting and not above:
             break
         larger = min(fitting or above, key=_count)
@@ -83,13 +83,13 @@ def make_pruner(
 
 
 def _prune(model: nn.Module, example: Tensor, ratio: float, all_layers_together: bool) -> nn.Module:
-    made = _prepare(model)
-    pruner = make_pruner(made, example, ratio, all_layers_together=all_layers_together)
+    network = _prepare(model)
+    pruner = make_pruner(network, example, ratio, all_layers_together=all_layers_together)
     for group in pruner.step(interactive=True):
         n_channels = _width(group[0].dep.target.module)
         if len(group[0].idxs) < n_channels:
             group.prune()
-    return made
+    return network
 
 
 def _without_one_channel(model: nn.Module, example: Tensor) -> list[nn.Module]:
@@ -99,15 +99,15 @@ def _without_one_channel(model: nn.Module, example: Tensor) -> list[nn.Module]:
     options: list[nn.Module] = []
     layers = [name for name, layer in model.named_modules() if isinstance(layer, _LAYERS)]
     for name in layers[:-1]:
-        made = _prepare(model)
-        layer = made.get_submodule(name)
-        graph = tp.DependencyGraph().build_dependency(made, example_inputs=example)
+        network = _prepare(model)
+        layer = network.get_submodule(name)
+        graph = tp.DependencyGraph().build_dependency(network, example_inputs=example)
         prune = graph.get_pruner_of_module(layer).prune_out_channels
         every = graph.get_pruning_group(layer, prune, idxs=list(range(_width(layer))))
         if _width(layer) > 1:
             weakest = int(importance(every).argmin())
             graph.get_pruning_group(layer, prune, idxs=[weakest]).prune()
-            options.append(made)
+            options.append(network)
     return options
 
 
@@ -170,7 +170,7 @@ class GroupPenalty(nn.Module):
         """Return the squared length of what a weight holds for each channel."""
         parts = network.get_parameter(part.weight).chunk(part.n_parts)
         moved = [weight.movedim(part.dim, 0) for weight in parts]
-        lines = torch.cat([each.reshape(len(each), -1).square().sum(1) for each in moved])
+        lines = torch.cat([held.reshape(len(held), -1).square().sum(1) for held in moved])
         indices, channels = self.get_buffer(f"i{part.key}"), self.get_buffer(f"c{part.key}")
         # Selected, not indexed: the gradient of that asks nothing of the host.
         chosen = lines.index_select(0, indices)

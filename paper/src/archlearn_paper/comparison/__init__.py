@@ -49,34 +49,34 @@ def name_comparison(model: str, data: str) -> str:
 
 def find_comparisons(folder: Path) -> list[tuple[Experiment, Results]]:
     """Return the finished comparisons in a folder, with what judges them."""
-    found: list[tuple[Experiment, Results]] = []
+    comparisons: list[tuple[Experiment, Results]] = []
     for path in sorted(folder.glob(f"{COMPARISON}*.json")):
         results = read_results(folder, path.stem)
         if results is not None and results.complete:
             settings = results.rows[0].settings
             budgets = tuple(int(budget) for budget in results.derived["ranks"])
-            methods = [each for each in METHODS if each.name in results.derived["results"]]
-            found.append(
+            methods = [method for method in METHODS if method.name in results.derived["results"]]
+            comparisons.append(
                 (make_experiment(settings["model"], settings["data"], budgets, methods), results)
             )
-    return found
+    return comparisons
 
 
 def find_methods(names: str | None) -> tuple[Method, ...]:
     """Return the methods named, between semicolons, or all that what is installed allows."""
-    known = {each.name: each for each in METHODS}
+    methods = {m.name: m for m in METHODS}
     if names is None:
-        missing = [n for n, each in known.items() if each.needs and find_spec(each.needs) is None]
+        missing = [n for n, m in methods.items() if m.needs and find_spec(m.needs) is None]
         if missing:
             logger.warning("left out, as they need archlearn[bench]: %s", "; ".join(missing))
-        return tuple(each for name, each in known.items() if name not in missing)
+        return tuple(m for name, m in methods.items() if name not in missing)
     wanted = [name.strip() for name in names.split(";")]
-    for place, name in enumerate(wanted):
-        if name not in known:
-            raise SettingsError(f"there is no method {name!r}; choose of {'; '.join(known)}")
-        if name in wanted[:place]:
+    for index, name in enumerate(wanted):
+        if name not in methods:
+            raise SettingsError(f"there is no method {name!r}; choose of {'; '.join(methods)}")
+        if name in wanted[:index]:
             raise SettingsError(f"--methods {names!r}: {name!r} is there twice; name it once")
-    return tuple(known[name] for name in wanted)
+    return tuple(methods[name] for name in wanted)
 
 
 def choose_setup(

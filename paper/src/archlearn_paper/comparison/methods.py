@@ -180,10 +180,10 @@ def choose_strength(method: Method, budget: int, rows: Sequence[Row]) -> float:
         row.row: row.validation_accuracy or 0.0 for row in rows if row.seed == CALIBRATION_SEED
     }
     tried = {s: scores.get(name_trial(method, s, budget)) for s in strengths}
-    known = {strength: score for strength, score in tried.items() if score is not None}
-    if not known:
+    by_strength = {strength: score for strength, score in tried.items() if score is not None}
+    if not by_strength:
         return strengths[len(strengths) // 2] if strengths else 1.0
-    return max(known, key=lambda strength: known[strength])
+    return max(by_strength, key=lambda strength: by_strength[strength])
 
 
 def _add_factors(

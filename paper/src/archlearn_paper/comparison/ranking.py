@@ -30,7 +30,7 @@ class MethodRanking:
     def __init__(self, budgets: Sequence[int], asked: Sequence[methods.Method]) -> None:
         self._budgets = budgets
         self._methods = asked
-        names = [each.name for each in asked]
+        names = [method.name for method in asked]
         self._names = [*names, *([UNTUNED] if "svd" in names else []), methods.SCRATCH]
 
     def derive(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -38,14 +38,14 @@ class MethodRanking:
         groups = statistics.group([row for row in rows if row.seed != methods.CALIBRATION_SEED])
         results: dict[str, dict[str, Any]] = {}
         for method in self._names:
-            found = {b: groups.get(name_result(method, b)) for b in self._budgets}
+            by_budget = {b: groups.get(name_result(method, b)) for b in self._budgets}
             results[method] = {
                 str(budget): self._describe(method, budget, members, groups)
-                for budget, members in found.items()
+                for budget, members in by_budget.items()
                 if members
             }
         if not any(results.values()):
-            names = ", ".join(each.name for each in self._methods)
+            names = ", ".join(method.name for method in self._methods)
             budgets = " or ".join(f"{budget:,}" for budget in self._budgets)
             raise BudgetError(f"none of {names} reaches {budgets} parameters; ask for more")
         ranks: dict[str, list[str]] = {}
@@ -77,15 +77,15 @@ class MethodRanking:
 
     def _count_search(self, rows: Sequence[Row]) -> dict[str, dict[str, int]]:
         """Return the runs and epochs that choosing strengths took, by method."""
-        found: dict[str, dict[str, int]] = {}
-        for each in self._methods:
-            first = f"{each.name}, strength"
+        counts: dict[str, dict[str, int]] = {}
+        for method in self._methods:
+            first = f"{method.name}, strength"
             tried = [row for row in rows if row.seed == methods.CALIBRATION_SEED]
             spent = [row for row in tried if row.row.startswith(first)]
-            if spent and each.is_pruning:
+            if spent and method.is_pruning:
                 spent += [row for row in tried if row.row == LARGE]
-            found[each.name] = {"runs": len(spent), "epochs": sum(row.epochs for row in spent)}
-        return found
+            counts[method.name] = {"runs": len(spent), "epochs": sum(row.epochs for row in spent)}
+        return counts
 
     def check(self, derived: Derived) -> list[bounds.Check]:
         """Return whether ours is ahead of its best rival at every budget, seed by seed."""
@@ -111,7 +111,7 @@ class MethodRanking:
 
     def tabulate(self, derived: Derived) -> list[tables.Table]:
         """Return accuracies by method and budget, what each took, and how ours compares."""
-        results, sources = derived["results"], {each.name: each.source for each in self._methods}
+        results, sources = derived["results"], {m.name: m.source for m in self._methods}
 
         def write(budget: str) -> Callable[[str], str]:
             return lambda method: _write(results[method].get(budget), derived, budget)
@@ -121,8 +121,8 @@ class MethodRanking:
             runs = f"{spent['runs']} runs, {spent.get('epochs', 0):,} epochs"
             return runs if spent["runs"] else NOTHING
 
-        def each(form: Callable[[Any], str]) -> Callable[[str], str]:
-            return lambda method: "; ".join(form(found) for found in results[method].values())
+        def join(form: Callable[[Any], str]) -> Callable[[str], str]:
+            return lambda method: "; ".join(form(numbers) for numbers in results[method].values())
 
         accuracies: list[Column] = [
             ("method", str),
@@ -135,9 +135,9 @@ class MethodRanking:
                 "dense plain model",
                 lambda m: "yes" if next(iter(results[m].values()))["is_dense"] else "no",
             ),
-            ("parameters at each budget", each(counts_in("parameters"))),
-            ("multiply-adds", each(counts_in("multiply_adds"))),
-            ("seconds of training, side by side with others", each("{seconds:.0f}".format_map)),
+            ("parameters at each budget", join(counts_in("parameters"))),
+            ("multiply-adds", join(counts_in("multiply_adds"))),
+            ("seconds of training, side by side with others", join("{seconds:.0f}".format_map)),
             ("search for its strength, for all seeds together", search),
         ]
         title = (
@@ -151,13 +151,13 @@ class MethodRanking:
         if methods.OURS not in shown or not others:
             return tables
 
-        def beside(budget: str) -> Callable[[str], str]:
+        def lead(budget: str) -> Callable[[str], str]:
             ours = results[methods.OURS].get(budget, {"by_seed": {}})["by_seed"]
             return lambda method: _write_lead(ours, results[method].get(budget))
 
         leads: list[Column] = [
             ("method", str),
-            *((f"{budget:,} parameters", beside(str(budget))) for budget in self._budgets),
+            *((f"{budget:,} parameters", lead(str(budget))) for budget in self._budgets),
         ]
         title = f"Points by which {methods.OURS} is ahead, seed by seed, with the error of the mean"
         return [*tables, make_table(others, leads, title)]
@@ -176,20 +176,20 @@ def _check_ahead(derived: Derived) -> list[bounds.Check]:
         rivals = [m for m in derived["ranks"][budget] if m not in (methods.OURS, *_KIN)]
         if rivals:
             theirs = results[rivals[0]][budget]
-            found = statistics.pair_by_seed(ours["by_seed"], theirs["by_seed"])
-            compared.append((budget, rivals[0], found))
+            gains = statistics.pair_by_seed(ours["by_seed"], theirs["by_seed"])
+            compared.append((budget, rivals[0], gains))
     corrected = statistics.correct_by_holm(
-        [statistics.paired_p_value(found) for *_, found in compared]
+        [statistics.paired_p_value(gains) for *_, gains in compared]
     )
     return [
         bounds.Check(
             what=f"{methods.OURS} is ahead of {rival} at {int(budget):,} parameters, seed by seed",
-            measured=f"{bounds.write_with_error(statistics.measure_spread(found))} points, "
-            f"{len(found)} seeds, p = {p:.3f} corrected for {len(compared)} budgets",
+            measured=f"{bounds.write_with_error(statistics.measure_spread(gains))} points, "
+            f"{len(gains)} seeds, p = {p:.3f} corrected for {len(compared)} budgets",
             bound=f"> 0 points, p < {SIGNIFICANT}",
-            met=sum(found) > 0 and p < SIGNIFICANT,
+            met=sum(gains) > 0 and p < SIGNIFICANT,
         )
-        for (budget, rival, found), p in zip(compared, corrected, strict=True)
+        for (budget, rival, gains), p in zip(compared, corrected, strict=True)
     ]
 
 
@@ -208,8 +208,8 @@ def _check_l0_sizes(derived: Derived) -> bounds.Check:
 
 
 def _write_lead(ours: Mapping[str, float], theirs: Mapping[str, Any] | None) -> str:
-    found = statistics.pair_by_seed(ours, theirs["by_seed"]) if theirs else []
-    return bounds.write_with_error(statistics.measure_spread(found), "±") if found else NOTHING
+    gains = statistics.pair_by_seed(ours, theirs["by_seed"]) if theirs else []
+    return bounds.write_with_error(statistics.measure_spread(gains), "±") if gains else NOTHING
 
 
 def _write(numbers: Mapping[str, Any] | None, derived: Derived, budget: str) -> str:
@@ -219,6 +219,6 @@ def _write(numbers: Mapping[str, Any] | None, derived: Derived, budget: str) -> 
     text = write_spread(numbers["accuracy"])
     text = f"**{text}**" if numbers is first else text
     # The first have more seeds; for some a method may come out too small.
-    there = [each[budget] for each in derived["results"].values() if budget in each]
-    n_seeds, usual = len(numbers["seeds"]), mode(len(each["seeds"]) for each in there)
+    there = [result[budget] for result in derived["results"].values() if budget in result]
+    n_seeds, usual = len(numbers["seeds"]), mode(len(result["seeds"]) for result in there)
     return text if n_seeds == usual else f"{text} ({n_seeds} seeds)"

@@ -130,7 +130,7 @@ class ComparisonStages:
 
     def stages(self) -> tuple[Stage, ...]:
         """Return all stages, each from a scale and what is done so far."""
-        numbers = range(1 + max(each.rounds for each in self._methods))
+        numbers = range(1 + max(method.rounds for method in self._methods))
         return (
             *(partial(self._try_strengths, number=number) for number in (0, 1)),
             *(partial(self._compare, number=number) for number in numbers),
@@ -154,9 +154,9 @@ class ComparisonStages:
         """Return runs at every strength and budget, on the calibration seed."""
         setup = self._setup(scale).calibration()
         attempts = [
-            Attempt(each, budget, methods.CALIBRATION_SEED, strength, is_trial=True)
-            for each in self._methods
-            for strength in setup.scale.pick(each.strengths)
+            Attempt(method, budget, methods.CALIBRATION_SEED, strength, is_trial=True)
+            for method in self._methods
+            for strength in setup.scale.pick(method.strengths)
             for budget in self._budgets
         ]
         return self._advance(setup, attempts, done, number)
@@ -165,9 +165,9 @@ class ComparisonStages:
         """Return runs of all methods at the strengths that were best, for all seeds."""
         setup, rows = self._setup(scale), [finished.row for finished in done]
         attempts = [
-            Attempt(each, budget, seed, methods.choose_strength(each, budget, rows))
+            Attempt(method, budget, seed, methods.choose_strength(method, budget, rows))
             for seed in scale.seeds
-            for each in self._methods
+            for method in self._methods
             for budget in self._budgets
         ]
         return self._advance(setup, attempts, done, number)
@@ -179,9 +179,9 @@ class ComparisonStages:
         setup, rows = self._setup(scale), [finished.row for finished in done]
         counted = [finished for finished in done if finished.row.seed in scale.seeds]
         attempts = [
-            Attempt(each, budget, seed, methods.choose_strength(each, budget, rows))
+            Attempt(method, budget, seed, methods.choose_strength(method, budget, rows))
             for budget in self._budgets
-            for each in self._find_first(budget, counted)
+            for method in self._find_first(budget, counted)
             for seed in LATER_SEEDS
         ]
         return self._advance(setup, attempts, done, number)
@@ -197,9 +197,9 @@ class ComparisonStages:
 
         Those of equal length are next to each other: side by side, none waits for another.
         """
-        known = {(finished.row.row, finished.row.seed): finished for finished in done}
-        found = [find_run(setup, attempt, known, number) for attempt in attempts]
-        runs = list({(run.row, run.settings.seed): run for run in found if run}.values())
+        by_key = {(finished.row.row, finished.row.seed): finished for finished in done}
+        wanted = [find_run(setup, attempt, by_key, number) for attempt in attempts]
+        runs = list({(run.row, run.settings.seed): run for run in wanted if run}.values())
         return sorted(
             [*runs, *self._untuned(setup, runs)], key=lambda work: work.settings.epochs or 0
         )
@@ -224,12 +224,12 @@ class ComparisonStages:
         """Return the methods of the highest means at a budget."""
         groups = statistics.group([finished.row for finished in done])
         means = {
-            each.name: statistics.spread_of(groups[row], lambda found: found.accuracy)["mean"]
-            for each in self._methods
-            if (row := name_result(each.name, budget)) in groups
+            method.name: statistics.spread_of(groups[row], lambda result: result.accuracy)["mean"]
+            for method in self._methods
+            if (row := name_result(method.name, budget)) in groups
         }
         names = sorted(means, key=lambda name: -means[name])[:N_FIRST]
-        return [each for each in self._methods if each.name in names]
+        return [method for method in self._methods if method.name in names]
 
     def _from_scratch(self, scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
         """Return the architectures that ours learnt, with fresh weights.

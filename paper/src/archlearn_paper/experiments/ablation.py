@@ -54,9 +54,9 @@ def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
 
 def change_recipe(scale: Scale, seed: int, model: str, change: str) -> RunSettings:
     """Return the recipe with one thing changed; the gate rate stays unless it is that thing."""
-    given: dict[str, Any] = {"cost": _COST, "learn": "all", "model": model, **CHANGES[change]}
-    rate = choose_gate_rate(scale, _COST) * given.pop("gate_rate", 1.0)
-    return learn_architecture(scale, seed, gate_rate=rate, **given)
+    options: dict[str, Any] = {"cost": _COST, "learn": "all", "model": model, **CHANGES[change]}
+    rate = choose_gate_rate(scale, _COST) * options.pop("gate_rate", 1.0)
+    return learn_architecture(scale, seed, gate_rate=rate, **options)
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
@@ -80,21 +80,21 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
 def _check(derived: Derived) -> list[bounds.Check]:
     return [
         bounds.at_least(
-            f"{found['model']}, {found['change']}: more neurons than the recipe, seed by seed",
-            found["more_neurons"],
+            f"{entry['model']}, {entry['change']}: more neurons than the recipe, seed by seed",
+            entry["more_neurons"],
             1,
             unit=" neurons",
             digits=1,
         )
-        for found in derived["changes"]
-        if found["change"] in _KEEPS_MORE
+        for entry in derived["changes"]
+        if entry["change"] in _KEEPS_MORE
     ]
 
 
 def _tabulate(derived: Derived) -> list[tables.Table]:
     changes = derived["changes"]
-    contrasts = [found for found in changes if found["change"] in (BASE, *_KEEPS_MORE)]
-    others = [found for found in changes if found["change"] not in _KEEPS_MORE]
+    contrasts = [entry for entry in changes if entry["change"] in (BASE, *_KEEPS_MORE)]
+    others = [entry for entry in changes if entry["change"] not in _KEEPS_MORE]
     neurons, points = (
         tables.spread_in("more_neurons", 1, error=True),
         tables.spread_in("points", error=True),
@@ -107,11 +107,11 @@ def _tabulate(derived: Derived) -> list[tables.Table]:
         ("accuracy %", tables.spread_in("accuracy")),
         (
             "neurons more than the recipe, seed by seed",
-            lambda found: tables.NOTHING if found["change"] == BASE else neurons(found),
+            lambda entry: tables.NOTHING if entry["change"] == BASE else neurons(entry),
         ),
         (
             "points above it",
-            lambda found: tables.NOTHING if found["change"] == BASE else points(found),
+            lambda entry: tables.NOTHING if entry["change"] == BASE else points(entry),
         ),
     ]
     return [

@@ -96,7 +96,7 @@ def find_decided(steps: Sequence[int], gaps: Sequence[float]) -> int:
 
 def _find_last(steps: Sequence[int], still: Sequence[bool]) -> int:
     """Return the step behind the last one at which something still held."""
-    n_still = max((place + 1 for place, holds in enumerate(still) if holds), default=0)
+    n_still = max((index + 1 for index, holds in enumerate(still) if holds), default=0)
     return steps[min(n_still, len(steps) - 1)]
 
 
@@ -105,16 +105,16 @@ def _average(pairs: Sequence[Mapping[str, Any]], strength: str, number: str) -> 
     values: dict[str, list[float]] = {}
     for pair in sorted(pairs, key=lambda pair: pair[strength]):
         values.setdefault(f"{pair[strength]:g}", []).extend(pair[number])
-    return {value: statistics.measure_spread(found) for value, found in values.items()}
+    return {value: statistics.measure_spread(numbers) for value, numbers in values.items()}
 
 
 def _correlate(pairs: Sequence[Mapping[str, Any]], number: str) -> dict[str, Any]:
     """Return Spearman's correlation of lambda 1 and a number, over all runs."""
-    found = [(pair["binarise"], value) for pair in pairs for value in pair[number]]
-    if len(found) < 2:
-        return {"correlation": math.nan, "n": len(found)}
-    strengths, values = zip(*found, strict=True)
-    return {"correlation": statistics.correlate_ranks(strengths, values), "n": len(found)}
+    points = [(pair["binarise"], value) for pair in pairs for value in pair[number]]
+    if len(points) < 2:
+        return {"correlation": math.nan, "n": len(points)}
+    strengths, values = zip(*points, strict=True)
+    return {"correlation": statistics.correlate_ranks(strengths, values), "n": len(points)}
 
 
 def _check(derived: Derived) -> list[bounds.Check]:
@@ -139,25 +139,25 @@ def _check(derived: Derived) -> list[bounds.Check]:
     ]
 
 
-def _check_falling(what: str, found: Mapping[str, Any]) -> bounds.Check:
+def _check_falling(what: str, spreads: Mapping[str, Any]) -> bounds.Check:
     """Return whether each mean is below the one before by more than the error of the two."""
-    written = ", ".join(f"{value}: {spread['mean']:,.0f}" for value, spread in found.items())
+    written = ", ".join(f"{value}: {spread['mean']:,.0f}" for value, spread in spreads.items())
     falling = all(
         a["mean"] - b["mean"] > math.hypot(a["error"] or 0.0, b["error"] or 0.0)
-        for a, b in itertools.pairwise(found.values())
+        for a, b in itertools.pairwise(spreads.values())
     )
     bound = "falling, by more than an error each time"
     return bounds.Check(what=what, measured=written, bound=bound, met=falling)
 
 
-def check_ranks(what: str, found: Mapping[str, Any]) -> bounds.Check:
+def check_ranks(what: str, ranks: Mapping[str, Any]) -> bounds.Check:
     """Return whether a number falls with lambda 1, by more than chance would have it."""
-    bound = -_N_ERRORS / math.sqrt(found["n"] - 1) if found["n"] > 1 else -math.inf
+    bound = -_N_ERRORS / math.sqrt(ranks["n"] - 1) if ranks["n"] > 1 else -math.inf
     return bounds.Check(
-        what=f"{what}, {found['n']} runs",
-        measured=f"{found['correlation']:.2f}",
+        what=f"{what}, {ranks['n']} runs",
+        measured=f"{ranks['correlation']:.2f}",
         bound=f"≤ {bound:.2f} (two errors below 0)",
-        met=found["correlation"] <= bound,
+        met=ranks["correlation"] <= bound,
     )
 
 

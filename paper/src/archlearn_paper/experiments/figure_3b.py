@@ -57,9 +57,9 @@ def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
     for n_classes in scale.pick(_CLASSES):
         row = _name_classes(n_classes)
         for seed in scale.seeds:
-            given = replace(train_plainly(part, seed, model=_GIVEN_MODEL), classes=n_classes)
+            plain = replace(train_plainly(part, seed, model=_GIVEN_MODEL), classes=n_classes)
             works.append(_learn(part, seed, row, classes=n_classes))
-            works.append(Run(row=row + GIVEN, settings=given))
+            works.append(Run(row=row + GIVEN, settings=plain))
     for n_examples in scale.pick(_MORE_EXAMPLES):
         part = _with_examples(scale, n_examples)
         works += [_learn(part, seed, name_control(n_examples)) for seed in scale.seeds]
@@ -83,17 +83,17 @@ def _with_examples(scale: Scale, n_examples: int) -> Scale:
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     groups = statistics.group(rows)
-    found = [n for n in _CLASSES if _name_classes(n) in groups]
-    classes = {str(n): _describe(groups[_name_classes(n)]) for n in found}
+    counts = [n for n in _CLASSES if _name_classes(n) in groups]
+    classes = {str(n): _describe(groups[_name_classes(n)]) for n in counts}
     losses = {
         str(n): statistics.spread_of(groups[_name_classes(n) + GIVEN], lambda row: row.train_loss)
-        for n in found
+        for n in counts
     }
-    means = {name: [classes[str(n)][name]["mean"] for n in found] for name in _JUDGED}
-    runs = [(n, row) for n in found for row in groups[_name_classes(n)]]
+    means = {name: [classes[str(n)][name]["mean"] for n in counts] for name in _JUDGED}
+    runs = [(n, row) for n in counts for row in groups[_name_classes(n)]]
     return {
         "classes": classes,
-        "spearman": {name: statistics.correlate_ranks(found, means[name]) for name in _JUDGED},
+        "spearman": {name: statistics.correlate_ranks(counts, means[name]) for name in _JUDGED},
         "spearman_of_runs": {
             name: statistics.correlate_ranks(
                 [n for n, _ in runs], [_NUMBERS[name](row) for _, row in runs]
@@ -106,7 +106,7 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
             if name_control(n) in groups
         },
         "given": losses,
-        "premise": statistics.correlate_ranks(found, [loss["mean"] for loss in losses.values()]),
+        "premise": statistics.correlate_ranks(counts, [loss["mean"] for loss in losses.values()]),
     }
 
 
@@ -143,7 +143,7 @@ def _check_rank(derived: Derived, name: str, words: str) -> bounds.Check:
 def _check_control(derived: Derived) -> bounds.Check:
     """Return whether classes and not examples make the network larger."""
     classes, examples = (
-        [found["neurons"]["mean"] for found in derived[name].values()]
+        [numbers["neurons"]["mean"] for numbers in derived[name].values()]
         for name in ("classes", "examples")
     )
     rise, alone = classes[-1] - classes[0], examples[-1] - classes[-1]

@@ -64,9 +64,9 @@ class Panel:
 
     def find_trainings(self, rows: Sequence[Row], seed: int) -> list[Row]:
         """Return the trainings of one search, in order."""
-        found = {row.row: row for row in rows if row.seed == seed}
+        by_name = {row.row: row for row in rows if row.seed == seed}
         names = [self.row(number) for number in range(N_TRAININGS)]
-        return [found[name] for name in names if name in found]
+        return [by_name[name] for name in names if name in by_name]
 
 
 PANELS = tuple(

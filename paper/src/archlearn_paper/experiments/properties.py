@@ -42,14 +42,14 @@ def measure_removals(network: nn.Module, settings: RunSettings, n_examples: int)
     loss = evaluate(probed, split, objective).loss
     rises: list[float] = []
     layers = [m for m in probed.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-    neurons = [(each, n) for each in layers[:-1] for n in range(each.weight.shape[0])]
+    neurons = [(m, n) for m in layers[:-1] for n in range(m.weight.shape[0])]
     for layer, neuron in neurons[:: 1 + (len(neurons) - 1) // _MOST_REMOVALS]:
-        own = list(layer.parameters(recurse=False))
-        kept = [parameter[neuron].clone() for parameter in own]
-        for parameter in own:
+        parameters = list(layer.parameters(recurse=False))
+        kept = [parameter[neuron].clone() for parameter in parameters]
+        for parameter in parameters:
             parameter[neuron] = 0
         rises.append(evaluate(probed, split, objective).loss - loss)
-        for parameter, values in zip(own, kept, strict=True):
+        for parameter, values in zip(parameters, kept, strict=True):
             parameter[neuron] = values
     return {"loss": loss, "n_examples": len(split), "rises": rises}
 

@@ -35,7 +35,7 @@ def load(name: str) -> Examples:
         parts = [{"data": table.iloc[:, 1:].to_numpy(), "target": table.iloc[:, 0].to_numpy()}]
     else:
         names = ("winequality_red", "winequality_white") if name == "wine" else (name,)
-        parts = [getattr(regression, f"load_{each}")() for each in names]
+        parts = [getattr(regression, f"load_{kind}")() for kind in names]
     inputs, targets = (
         torch.cat([torch.tensor(part[key], dtype=torch.float) for part in parts])
         for key in ("data", "target")

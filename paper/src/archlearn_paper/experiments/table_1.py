@@ -139,11 +139,11 @@ def fix_widths(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
         if line is None or line.given is None:
             continue
         hidden = dict(list(finished.row.widths.items())[:-1])
-        given = recipes.Given(widths=hidden, linear=() if "fc1" in hidden else ("fc1",))
+        target = recipes.Given(widths=hidden, linear=() if "fc1" in hidden else ("fc1",))
         # Depth is given too: a layer that stayed non-linear is not to merge here.
-        learn = "all" if given.linear else "width"
+        learn = "all" if target.linear else "width"
         settings = recipes.learn_architecture(scale, finished.row.seed, line.given, learn=learn)
-        holder = recipes.fix_width(given, settings)
+        holder = recipes.fix_width(target, settings)
         row = finished.row.row + _FFW
         works.append(Run(row=row, settings=settings, after_epoch=holder, finish_compact=True))
     return works

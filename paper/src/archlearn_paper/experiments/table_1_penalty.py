@@ -50,13 +50,13 @@ def learn_by_penalty(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
 
 def summarise_penalty(groups: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     """Return what the rows by the penalty came to, and the seeds that they lack."""
-    found = {row: groups[PENALTY + row] for row in RATIOS if PENALTY + row in groups}
+    by_row = {row: groups[PENALTY + row] for row in RATIOS if PENALTY + row in groups}
     missing = {
-        PENALTY + row: [s for s in PENALTY_SEEDS if s not in [r.seed for r in found.get(row, ())]]
+        PENALTY + row: [s for s in PENALTY_SEEDS if s not in [r.seed for r in by_row.get(row, ())]]
         for row in RATIOS
     }
     return {
-        "penalty": {row: statistics.summarise_rows(members) for row, members in found.items()},
+        "penalty": {row: statistics.summarise_rows(members) for row, members in by_row.items()},
         "missing": {row: seeds for row, seeds in missing.items() if seeds},
     }
 

@@ -116,7 +116,7 @@ def _check(derived: Derived) -> list[bounds.Check]:
 
 
 def _tabulate(derived: Derived) -> list[tables.Table]:
-    paper = {str(each["depth"]): each for each in derived["paper"]}
+    paper = {str(entry["depth"]): entry for entry in derived["paper"]}
     rows = [{**numbers, "paper": paper[depth]} for depth, numbers in derived["depths"].items()]
     columns: list[Column] = [
         ("initial depth", "{paper[depth]}"),

@@ -164,7 +164,7 @@ def train_references(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
     # Long enough on a GPU for compiled steps to be worth the minute that they take.
     hardware = replace(_choose_hardware(), compile=torch.cuda.is_available())
     asked = [_settings(scale, seed, epochs, _LEARNING_RATE) for seed in scale.seeds]
-    return [Run(row=_REFERENCE, settings=replace(each, hardware=hardware)) for each in asked]
+    return [Run(row=_REFERENCE, settings=replace(run, hardware=hardware)) for run in asked]
 
 
 def _compress(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
@@ -209,11 +209,11 @@ def _learn(scale: Scale, seed: int, reference: Origin, row: str) -> Run:
 
 def _list_rivals(scale: Scale, reference: FinishedRun) -> dict[str, Origin]:
     """Return the other methods' networks before they are trained further, by their row."""
-    row, given = reference.row, {"example": _example(scale)}
+    row, shared = reference.row, {"example": _example(scale)}
     n_features = _FASTFOOD_SHARE * row.widths["fc6"]
     rivals: dict[str, Callable[..., nn.Module]] = {
         _FACTORISED: _factorise_to_a_quarter,
-        _PRUNED: partial(reduce_by_merging, **given, budget=round(_PRUNED_SHARE * row.parameters)),
+        _PRUNED: partial(reduce_by_merging, **shared, budget=round(_PRUNED_SHARE * row.parameters)),
         _FASTFOOD: partial(
             replace_by_fastfood, layers=["fc6", "fc7", "fc8"], n_features=n_features
         ),
@@ -222,7 +222,7 @@ def _list_rivals(scale: Scale, reference: FinishedRun) -> dict[str, Origin]:
     for share in sorted(set(SHARES.values())):
         budget = round(share * row.parameters / 100)
         for name, reduce in {"taylor": taylor, **RIVALS}.items():
-            rivals[f"{name}, {share} %"] = partial(reduce, **given, budget=budget)
+            rivals[f"{name}, {share} %"] = partial(reduce, **shared, budget=budget)
     return {
         name: Origin(make=make, parent=reference, in_worker=True) for name, make in rivals.items()
     }
@@ -310,8 +310,8 @@ def _check(derived: Derived) -> list[bounds.Check]:
     checks: list[bounds.Check] = []
     if _REFERENCE in derived["lost"]:
         what = "the reference gains no more: points it gains by as many epochs as the methods have"
-        found = derived["lost"][_REFERENCE]
-        checks.append(bounds.at_most(what, found, _MOST_GAINED, unit=" points", digits=2))
+        gained = derived["lost"][_REFERENCE]
+        checks.append(bounds.at_most(what, gained, _MOST_GAINED, unit=" points", digits=2))
     for row, share in SHARES.items():
         if row in derived["rows"]:
             gone = 100 * (1 - _part_left(derived["rows"], row, "parameters"))
@@ -345,10 +345,10 @@ def _tabulate(derived: Derived) -> list[tables.Table]:
         for name in names
     ]
     times = [
-        row | {"device": device, "found": found}
+        row | {"device": device, "speed": speed}
         for row in rows
         for measured in row.get("measured", ())
-        for device, found in measured.get("forward", {}).items()
+        for device, speed in measured.get("forward", {}).items()
     ]
     return [
         tables.make_table(rows, _TABLE_4, "Compression of CaffeNet (table 4)"),
@@ -381,10 +381,10 @@ _TABLE_5: list[tables.Column] = [
 ]
 _TIMES: list[tables.Column] = [
     ("method", "{row}"),
-    ("device", "{device}, batch {found[batch]}"),
-    ("reference, ms", "{found[reference_ms]:.2f}"),
-    ("method, ms", "{found[own_ms]:.2f}"),
-    ("ratio of times", "{found[ratio]:.2f}"),
+    ("device", "{device}, batch {speed[batch]}"),
+    ("reference, ms", "{speed[reference_ms]:.2f}"),
+    ("method, ms", "{speed[own_ms]:.2f}"),
+    ("ratio of times", "{speed[ratio]:.2f}"),
     ("ratio of multiply-adds", "{ratio:.2f}"),
 ]
 _RUNS: list[tables.Column] = [
@@ -398,8 +398,8 @@ _RUNS: list[tables.Column] = [
 
 
 def _part_left(summaries: Mapping[str, Any], row: str, cost: str) -> float:
-    own, whole = (summaries[name][cost]["mean"] for name in (row, _REFERENCE))
-    return own / whole
+    left, whole = (summaries[name][cost]["mean"] for name in (row, _REFERENCE))
+    return left / whole
 
 
 _STAGES = (train_references, _compress)
