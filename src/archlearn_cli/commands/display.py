@@ -40,9 +40,8 @@ def show_downloads() -> Generator[DownloadProgress]:
         if what not in tasks:
             tasks[what] = bars.add_task(what, total=total)
             is_count = what == "images"
-            verb, amount = (
-                ("decoding", MofNCompleteColumn()) if is_count else ("fetching", DownloadColumn())
-            )
+            verb = "decoding" if is_count else "fetching"
+            amount = MofNCompleteColumn() if is_count else DownloadColumn()
             bars.columns = (TextColumn(f"{verb} {{task.description}}"), BarColumn(), amount)
             if console.is_terminal:
                 bars.start()
@@ -118,8 +117,7 @@ class LiveDisplay(Callback):
     def started(self, start: RunStart) -> None:
         """Say what is learnt from what, and begin to show it."""
         self._console.print(Text(describe_run_start(start)))
-        self._start = start
-        self._step = start.first_step
+        self._start, self._step = start, start.first_step
         self._live.start()
 
     def stepped(self, step: int) -> None:
@@ -130,8 +128,7 @@ class LiveDisplay(Callback):
 
     def epoch_ended(self, end: EpochEnd) -> None:
         """Show the new numbers."""
-        self._end = end
-        self._step = end.row["step"]
+        self._end, self._step = end, end.row["step"]
         self._show()
 
     def finished(self, summary: Mapping[str, Any]) -> None:

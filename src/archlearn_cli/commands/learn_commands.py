@@ -107,7 +107,7 @@ def learn_command(
     if resume is not None:
         if out is not None or config is not None:
             raise SettingsError(
-                "--resume goes on with a run as it is; leave out --out and --config"
+                "--resume goes on with a run as it is; leave --out and --config out"
             )
         from archlearn_cli.commands.training_run import resume_run
 

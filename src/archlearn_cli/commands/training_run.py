@@ -39,7 +39,6 @@ def _watch(
 ) -> Mapping[str, Any]:
     if settings.record.report:  # what is missing is said before the run, and not at its end
         importlib.import_module("archlearn_cli.reporting.page")
-    is_first = os.environ.get("RANK", "0") == "0"
     command = shlex.join(["archlearn", *sys.argv[1:]])
     try:
         with make_display() as display, show_downloads() as progress:
@@ -48,7 +47,7 @@ def _watch(
         raise RunStoppedError(
             f"nobody reads the output any more; write it into a file, and {resume_hint(folder)}"
         ) from error
-    if not is_first:  # of several processes one says where the results are
+    if os.environ.get("RANK", "0") != "0":  # of several processes one says where the results are
         return summary
     sys.stdout.write(f"compact model  {folder / COMPACT}\n")
     if settings.record.report:

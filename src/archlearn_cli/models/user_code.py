@@ -18,8 +18,8 @@ _INSTALLED = {"site-packages", "dist-packages"}
 def call_users_code(name: str, kind: str, choices: Iterable[str], **offered: object) -> object:
     """Return what the function that `package.module:function` names returns.
 
-    The working directory is looked in first, as `python -m` does. `kind` and the built-in names
-    that are `choices` are for messages; arguments `offered` are given if it has such parameters.
+    The working directory is looked in first, as `python -m` does. `kind` and the built-in
+    `choices` are for messages; arguments `offered` are given if it has such parameters.
     """
     _refuse_file(name)
     module_name, colon, attribute = name.partition(":")

@@ -148,13 +148,8 @@ def label_axes(axes: Axes, x: str, y: str) -> None:
 
 def draw_text(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
     """Write at a point of the data, in ink unless a colour is given, and as it is: no formulas."""
-    settings: dict[str, Any] = {
-        "color": INK.light,
-        "fontsize": FONT_SIZE,
-        "va": "center",
-        **options,
-    }
-    axes.text(x, y, text, parse_math=False, **settings)
+    settings: dict[str, Any] = {"color": INK.light, "fontsize": FONT_SIZE, "va": "center"}
+    axes.text(x, y, text, parse_math=False, **(settings | options))
 
 
 def spread_labels(values: Sequence[float], distance: float) -> list[float]:
@@ -263,8 +258,7 @@ def draw_lines(numbers: FigureData) -> Figure:
     heights = [float(axes.transAxes.inverted().transform(end)[1]) for end in ends]
     heights = [min(max(height, 0.0), 1.0) for height in heights]  # where a line leaves the axes
     for index, height in enumerate(spread_labels(heights, LABEL_DISTANCE)):
-        colour = SERIES[index % len(SERIES)].light
-        style = {"transform": axes.transAxes, "color": colour}
+        style = {"transform": axes.transAxes, "color": SERIES[index % len(SERIES)].light}
         draw_text(axes, 1.02, height, labels[index], **style)
     return figure
 

@@ -143,8 +143,7 @@ def read_json_lines(path: Path) -> Iterator[JsonTable]:
         return
     with path.open("rb") as lines:
         for line in lines:
-            row = _parse(line)
-            if row:
+            if row := _parse(line):
                 yield row
 
 

@@ -77,13 +77,12 @@ class TableItem:
 
 def describe_run(run: RunRecord) -> dict[str, Any]:
     """Return what `template.html` needs for the page of one run."""
-    is_told = run.before.architecture and not run.learns_nothing
-    standings = (run.before, run.after) if is_told else ()
+    has_ends = run.before.architecture and not run.learns_nothing
     return {
         "run": run,
         "title": f"{run.name}: {write_title(run)}",
         "headline": write_title(run),
-        "ends": [write_widths(standing) for standing in standings],
+        "ends": [write_widths(end) for end in (run.before, run.after) if has_ends],
         "tiles": _tiles(run),
         "architecture": _architecture(run),
         "costs": TableItem(

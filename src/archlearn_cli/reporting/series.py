@@ -124,10 +124,8 @@ def parameter_lines(run: RunRecord) -> FigureData:
 
 def budget_lines(run: RunRecord) -> FigureData:
     """Return each cost with a budget beside what it might be at that epoch, of the start."""
-    costs = (*COSTS, LATENCY)
-    names = [
-        name for name in costs if any(name in epoch.get("budget_path", {}) for epoch in run.epochs)
-    ]
+    paths = [epoch.get("budget_path", {}) for epoch in run.epochs]
+    names = [name for name in (*COSTS, LATENCY) if any(name in path for path in paths)]
     lines = tuple(line for name in names for line in _budget_lines_of(run, name))
     return _lines(run, "part of the start", "share", lines)
 
@@ -179,8 +177,7 @@ def width_lines(run: RunRecord) -> FigureData:
         if first > 0 and any(epoch["widths"].get(name) != first for epoch in run.epochs)
     )
     of = f" of {changing[0].label}" if len(changing) == 1 else ""
-    measure = f"channels{of} kept, of those at the start"
-    return _lines(run, measure, "share", changing)
+    return _lines(run, f"channels{of} kept, of those at the start", "share", changing)
 
 
 def _width_line(run: RunRecord, name: str) -> Series:

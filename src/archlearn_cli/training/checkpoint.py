@@ -118,8 +118,7 @@ def restore_tensors_(
 def _restore_optimizers_(
     tensors: Mapping[str, Tensor], model: nn.Module, optimizers: Optimizers
 ) -> None:
-    learners = [(p, o) for o in optimizers for g in o.param_groups for p in g["params"]]
-    owners: dict[Tensor, torch.optim.Optimizer] = dict(learners)
+    owners = {p: o for o in optimizers for g in o.param_groups for p in g["params"]}
     for name, parameter in model.named_parameters() if optimizers else ():
         prefix = f"{OPTIMIZER}{name}/"
         for key, value in tensors.items():

@@ -87,8 +87,7 @@ class DeviceStep:
     def _run_forward(self) -> tuple[Tensor, Tensor]:
         """Return the loss and the penalty of the next batch."""
         work, size = self.work, self.work.batch_size
-        n_steps = len(self.order) // size
-        by_step = self.order[: n_steps * size].view(n_steps, size)
+        by_step = self.order[: len(self.order) // size * size].view(-1, size)
         indices = by_step.index_select(0, self.batch).view(size)
         inputs, targets = (x.index_select(0, indices) for x in (self._inputs, self.train.targets))
         if not self._are_ready:

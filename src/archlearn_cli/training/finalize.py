@@ -49,12 +49,12 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
     The compact model is a plain module in ordinary memory layout on the CPU. The test examples
     are looked at here for the first and only time.
     """
-    if session.work.gate_optimizer is not None:
-        session.work.gate_optimizer.finish()
+    gates = session.work.gate_optimizer
+    if gates is not None:
+        gates.finish()
     model = _plain_copy(session)
     small, merged, evidence = _compact(model, session)
     _save(small, session.folder / COMPACT, session)
-    gates = session.work.gate_optimizer
     if gates is not None and gates.latency is not None:  # it had a budget: for the report
         example, used = in_format_of(session.network, session.example), gates.latency.conditions
         speeds = compare_speed(session.network, small, example, (len(example),), **asdict(used))
@@ -68,9 +68,8 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
     if has_gates(model):
         after |= _architecture(read_architecture(model))
     rows, dataset = read_lines(session.folder / METRICS), session.dataset
-    last = rows[-1] if rows else {}
+    last, strengths = rows[-1] if rows else {}, session.work.strengths
     numbers = ("mean", "std", "target_mean", "target_std")
-    strengths = session.work.strengths
     summary = {
         "format": 1,
         "finished": True,
@@ -110,8 +109,8 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
         summary["lost_training"] = warn_of_lost_training(losses)
     write_json(session.folder / SUMMARY, summary)
     guess = loss_of_a_guess(dataset)
-    if rows and rows[-1]["train_loss"] >= NOTHING_LEARNT * guess:
-        _warn_of_nothing_learnt(session, rows[-1]["train_loss"], guess)
+    if rows and last["train_loss"] >= NOTHING_LEARNT * guess:
+        _warn_of_nothing_learnt(session, last["train_loss"], guess)
     return summary
 
 
@@ -242,10 +241,9 @@ def measure_run(
     score = evaluate(original, examples, objective) if settings.start_from else None
     example = in_format_of(original, objective.inputs(dataset.train.inputs[:64]))
     costs = (costs_of(original, example), costs_of(compact, example))
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    rows: list[Speed] = []
-    for device in devices:
-        rows += compare_speed(original, compact, example, device=device)
+    rows = compare_speed(original, compact, example, device="cpu")
+    if torch.cuda.is_available():
+        rows += compare_speed(original, compact, example, device="cuda")
     written: dict[str, Any] = {"rows": [asdict(row) for row in rows]}
     if score is not None and split == "test":
         written["score_before"] = score.error if score.accuracy is None else score.accuracy

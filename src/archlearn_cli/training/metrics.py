@@ -190,9 +190,8 @@ class RunLog:
     def __init__(self, session: Session, observers: Sequence[Callback]) -> None:
         self._session = session
         self._observers = observers
-        self._monitor = GateMonitor(
-            session.work.model, session.example, session.settings.strengths.pay
-        )
+        pay = session.settings.strengths.pay
+        self._monitor = GateMonitor(session.work.model, session.example, pay)
         self._waiting: list[tuple[dict[str, Any], dict[str, Any], Gates, Gates, float]] = []
 
     def note(

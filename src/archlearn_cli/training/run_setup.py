@@ -309,11 +309,10 @@ def _make_gate_optimizer(
 
 def read_schedule(gates: GateSettings, *, cuts: int = _USUAL_CUTS) -> GateSchedule:
     """Return when gates decide, from the settings; `cuts` unless they say how many."""
-    options: dict[str, Any] = {"begin": gates.start_after, "end": 1.0 - gates.freeze_for}
-    options["cuts"] = cuts
-    for name, value in read_pairs(
-        "gate_schedule", gates.gate_schedule or (), "branch_discount=16"
-    ).items():
+    begin, end = gates.start_after, 1.0 - gates.freeze_for
+    options: dict[str, Any] = {"begin": begin, "end": end, "cuts": cuts}
+    pairs = read_pairs("gate_schedule", gates.gate_schedule or (), "branch_discount=16")
+    for name, value in pairs.items():
         kind = type(getattr(GateSchedule(cost_power=0.0, size_power=0.0), name, None))
         if kind is type(None):
             names = ", ".join(item.name for item in fields(GateSchedule))
@@ -333,8 +332,7 @@ def read_pairs(
     pairs = [word.partition("=") for word in words]
     for key, sign, value in pairs:
         if not (key and sign and value):
-            option = name.replace("_", "-")
-            pair = key + sign + value
+            option, pair = name.replace("_", "-"), key + sign + value
             raise SettingsError(f"{name} is {pair!r}; write it as --{option} {example}")
     lists: dict[str, list[str]] = {}
     for key, _, value in pairs:
@@ -385,11 +383,8 @@ def load_gated_model(folder: Path) -> LoadedRun:
     example = objective_of(dataset).inputs(dataset.train.inputs[:2])
     model = gate_network(network, example, settings)
     restore_tensors_(checkpoint[1], model, ())
-    means = {
-        name: checkpoint[1][f"{OPTIMIZER}{name}/mean"]
-        for name, _ in model.named_parameters()
-        if f"{OPTIMIZER}{name}/mean" in checkpoint[1]
-    }
+    keys = {name: f"{OPTIMIZER}{name}/mean" for name, _ in model.named_parameters()}
+    means = {name: checkpoint[1][key] for name, key in keys.items() if key in checkpoint[1]}
     return LoadedRun(
         model=model,
         original=count_costs(network, example),

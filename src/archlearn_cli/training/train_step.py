@@ -62,7 +62,7 @@ def make_optimizers(
         weights = torch.optim.SGD(groups[0]["params"], momentum=settings.momentum, **options)
     if gates is not None:
         return weights, gates
-    fused = options["fused"]
+    fused = on_device or None
     return weights, *(torch.optim.SGD(g["params"], lr=0.0, fused=fused) for g in groups[1:])
 
 
@@ -98,7 +98,6 @@ def update_(optimizer: torch.optim.Optimizer) -> None:
     if not _can_cut(optimizer):
         optimizer.step()
         return
-    scale = getattr(optimizer, "grad_scale", None)
     for group in optimizer.param_groups:
         parameters = [p for p in group["params"] if p.grad is not None]
         buffers = [optimizer.state[p]["momentum_buffer"] for p in parameters]
@@ -112,7 +111,7 @@ def update_(optimizer: torch.optim.Optimizer) -> None:
             nesterov=group["nesterov"],
             maximize=group["maximize"],
             is_first_step=False,
-            grad_scale=scale,
+            grad_scale=getattr(optimizer, "grad_scale", None),
         )
 
 

@@ -115,11 +115,9 @@ class TrainingLoop:
 
     def _shrink(self) -> None:
         """Cut out what is closed for good, where that pays."""
-        session = self._session
-        gates = session.work.gate_optimizer
-        if gates is None:
-            return
-        if not try_shrink_(session.work.model, session.work.optimizers[0], gates=gates):
+        session, work = self._session, self._session.work
+        gates = work.gate_optimizer
+        if gates is None or not try_shrink_(work.model, work.optimizers[0], gates=gates):
             return
         if session.fabric.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(session.fabric.device)
@@ -158,8 +156,7 @@ class TrainingLoop:
 
     def _end_epoch(self) -> None:
         session = self._session
-        n_steps = session.steps_per_epoch
-        loss, cost = (total / n_steps for total in session.stepper.sums())
+        loss, cost = (total / session.steps_per_epoch for total in session.stepper.sums())
         self._check_loss(loss)
         self.position = replace(
             self.position, epoch=self.position.epoch + 1, loss_sum=0.0, penalty_sum=0.0
@@ -167,8 +164,7 @@ class TrainingLoop:
         self._record(loss, cost)
         finished = self.position.epoch == session.n_epochs
         # All processes must agree, and only the first one's clock and signals count.
-        wanted = session.fabric.broadcast(self._is_due() or self._stop.is_set() or finished)
-        if wanted:
+        if session.fabric.broadcast(self._is_due() or self._stop.is_set() or finished):
             self._save()
         if session.fabric.broadcast(self._stop.is_set()) and not finished:
             raise self._interrupted()
