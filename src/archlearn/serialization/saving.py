@@ -318,8 +318,8 @@ def _check_model(model: nn.Module, to: str = "") -> None:
             if part:
                 advice = f"{part!r} still has gates; put archlearn.compact's result there"
             raise FileError(
-                f"cannot save {type(model).__name__}{to}: {advice}, or keep model.state_dict() as a "
-                "checkpoint"
+                f"cannot save {type(model).__name__}{to}: {advice}, or keep model.state_dict() as "
+                "a checkpoint"
             )
     check_forwards(model, "save")
 
