@@ -162,7 +162,7 @@ def test_the_state_of_a_compact_model_is_loaded_into_a_copy(way: Way) -> None:
 @each_way
 def test_a_budget_of_parameters_counts_the_plain_weights_that_are_left(way: Way) -> None:
     net, x = build(way)
-    gated = al.add_gates(net, x)
+    gated = al.add_gates(net, x, learn={"*": al.Learn.WIDTH})  # merged, a channel is 4 %
     gates = al.GateOptimizer(gated, total_steps=20, budget={"parameters": "40%"})
     for _ in range(20):
         gated(x).square().sum().backward()

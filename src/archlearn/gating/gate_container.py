@@ -388,7 +388,8 @@ def find_container(model: nn.Module) -> GateContainer | None:
 
 def own_container(module: nn.Module) -> GateContainer | None:
     """Return the gates that a module itself has; those on weights are no submodule."""
-    return module._modules.get(CONTAINER) or vars(module).get(CONTAINER)  # pyright: ignore
+    parts: Any = module._modules  # of a scripted module it has no `get`
+    return parts[CONTAINER] if CONTAINER in parts else vars(module).get(CONTAINER)
 
 
 def list_gated(model: nn.Module) -> str:
