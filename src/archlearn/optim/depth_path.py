@@ -7,7 +7,8 @@ hidden layers become linear, the one nearest to the output first, and merge with
 and no estimate is needed, so all of it is known before training. A layer becomes linear by and by:
 the slope of its linear part rises from 0 to 1.
 
-Layers that a tensor goes around (residual branches, concatenations) are left to other gates.
+Layers that a tensor goes around (residual branches, concatenations) are left to other gates, and
+of each chain the first hidden layer stays.
 `docs/how-gates-learn.md` has the measurements.
 """
 
@@ -46,7 +47,7 @@ class DepthChoice:
     """Which depth gates may open, the first to open first, and how far the path goes.
 
     Attributes:
-        order: Of layers that nothing goes around, the last call first.
+        order: Of layers that may merge under any budget, the last call first.
         last_resort: Of other layers, that merge only where nothing else reaches the budget.
         power: The power of budget / start that the costs fall to by merges.
         least: The part of a cost that a merge must save.
@@ -69,7 +70,12 @@ def choose_layers(learnable: LearnableSites, protected: Tensor, power: float) ->
 
 
 def order_layers(learnable: LearnableSites) -> tuple[list[int], list[int]]:
-    """Return depth gates of layers that nothing goes around, then the others; last call first."""
+    """Return depth gates of layers that may merge under any budget, then others; last call first.
+
+    The others are layers that a tensor goes around, and the first hidden layer of each chain: a
+    chain that has lost all its activations is one matrix, and widths have nothing left to cut.
+    """
+    seconds = {pair.second for pair in learnable.mergeable.values()}
     graphs, followed = learnable.channel_graph.graphs, learnable.channel_graph.followed
     order, others = list[int](), list[int]()
     for place, pair in enumerate(learnable.mergeable.values()):
@@ -77,17 +83,12 @@ def order_layers(learnable: LearnableSites) -> tuple[list[int], list[int]]:
         has_bypass = any(
             nodes and is_bypassed(graph, known.values, nodes[-1]) for graph, known, nodes in calls
         )
-        (others if has_bypass else order).append(place)
+        (order if pair.first in seconds and not has_bypass else others).append(place)
     return order[::-1], others[::-1]
 
 
 def plan_merges(
-    costs: Costs,
-    floors: Costs,
-    linear: Tensor,
-    limits: Tensor,
-    choice: DepthChoice,
-    merged_floors: Costs | None = None,
+    costs: Costs, floors: Costs, linear: Tensor, limits: Tensor, choice: DepthChoice
 ) -> list[Merge]:
     """Return which layers become linear, in order, and when, as parts of the path.
 
@@ -98,8 +99,6 @@ def plan_merges(
         linear: 1 for the layers that are linear at the start.
         limits: What each cost may be at the end; infinite where it has no limit.
         choice: Which layers may merge, in which order, and how far the path goes.
-        merged_floors: The floors with all channels of linear layers, so that they do merge. A
-            merge after which these are above a limit leaves nothing that widths could cut.
     """
     state, start = linear.clone(), costs(linear[None])[0]
     left = [place for place in (*choice.order, *choice.last_resort) if not linear[place]]
@@ -110,13 +109,11 @@ def plan_merges(
         due, binding = _due(now, start, limits, 1.0 if is_short else choice.power).min(0)
         if due >= 1.0 and not is_short:
             break
-        merged = flip_each(state)[left]
-        after = costs(merged)
+        after = costs(flip_each(state)[left])
         saved = (now - after)[:, binding] / start[binding]
         overshoots = ((after < limits) | limits.isinf()).all(1)
-        may_land = ~overshoots & ((merged_floors or floors)(merged) <= limits).all(1)
         is_regular = torch.tensor([place in choice.order for place in left], device="cpu")
-        may_go = (saved > 0) if is_short else (saved >= choice.least) & may_land & is_regular
+        may_go = (saved > 0) if is_short else (saved >= choice.least) & ~overshoots & is_regular
         if not may_go.any():
             break
         place = left.pop(int(may_go.long().argmax()))

@@ -243,21 +243,9 @@ class GateOptimizer(Optimizer):
             linear,
             self._limits.to(device),
             choice,
-            lambda states: cost_with(
-                torch.maximum(lowest, states @ self._hidden_gates()), closed[n_depth:], states
-            ),
         )
         path = PATH * (self._end - self._begin)
         return [each._replace(begin=round(self._begin + path * each.begin)) for each in merges]
-
-    def _hidden_gates(self) -> Tensor:
-        """Return for each layer that may merge which width gates are those of its channels."""
-        graph = self._learnable.channel_graph
-        hidden = torch.zeros(self._cost.n_depth, self._cost.n_width + 1, device="cpu")
-        for row, pair in zip(hidden, self._learnable.mergeable.values(), strict=True):
-            channels = graph.dims.get((f"{pair.first}.weight", 0), graph.root[:0])
-            row[graph.gate_places()[channels]] = 1.0  # -1, no gate, is the last
-        return hidden[:, :-1].double()
 
     @property
     def latency(self) -> LatencyTable | None:
