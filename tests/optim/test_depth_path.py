@@ -214,7 +214,7 @@ def test_merges_are_due_when_the_path_falls_below_the_cost() -> None:
     limits = torch.tensor([6.25, torch.inf])
     choice = DepthChoice(order=(2, 0, 1), last_resort=(3,), power=0.5, least=0.02)
     merges = plan_merges(costs, floors, torch.zeros(4), limits, choice)
-    assert [merge.place for merge in merges] == [2, 0, 1]
+    assert [merge.layer for merge in merges] == [2, 0, 1]
     times = [torch.log2(torch.tensor(100 / now)).item() / 2 for now in (100, 70, 40)]
     assert [merge.begin for merge in merges] == pytest.approx(times)
     assert not any(merge.is_needed for merge in merges)

@@ -106,24 +106,24 @@ def check_leaves(net: nn.Module, leaves: Any) -> tuple[Leaf, ...]:
             f"leaves is {leaves!r}; give a list of names and classes"
             + ("" if leaves is None else f": [{leaves!r}]")
         )
-    found = tuple(leaves)
+    requested = tuple(leaves)
     names = [name for name, _ in net.named_modules() if name]
-    for leaf in found:
+    for leaf in requested:
         if isinstance(leaf, str):
-            known, label = leaf in names, repr(leaf)
+            exists, label = leaf in names, repr(leaf)
         elif isinstance(leaf, type):
-            known, label = any(isinstance(m, leaf) for m in net.modules()), leaf.__name__
+            exists, label = any(isinstance(m, leaf) for m in net.modules()), leaf.__name__
         else:
             raise InputError(
                 f"leaves holds {leaf!r}; give names of submodules or classes of modules"
             )
-        if not known:
+        if not exists:
             close = difflib.get_close_matches(str(leaf), names, n=3)
             hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
             raise InputError(
                 f"leaves holds {label}, but {type(net).__name__} has no such submodule{hint}"
             )
-    return found
+    return requested
 
 
 def check_rows(inputs: ExampleInputs) -> ExampleInputs:
@@ -310,7 +310,7 @@ def bind_gates_(net: nn.Module, container: GateContainer) -> None:
 
 def _bind_forward_(net: nn.Module, container: GateContainer) -> None:
     channel_graph = container.channel_graph
-    graphs = [insert_gates(net, container, place) for place in range(len(channel_graph.graphs))]
+    graphs = [insert_gates(net, container, index) for index in range(len(channel_graph.graphs))]
     blocks = channel_graph.traces.all_blocks
     bind_graphs_(net, graphs, "Gated", blocks, **methods_of_gated(net))
 

@@ -84,10 +84,10 @@ class Reads:
 class GraphReader:
     """Finds what reads each group, and what writes it, in one graph of a network."""
 
-    def __init__(self, net: nn.Module, graph: ChannelGraph, place: int) -> None:
-        self.net, self.graph, self.place = net, graph, place
-        self.followed = graph.followed[place]
-        self.nodes = list(graph.graphs[place].nodes)
+    def __init__(self, net: nn.Module, graph: ChannelGraph, index: int) -> None:
+        self.net, self.graph, self.index = net, graph, index
+        self.followed = graph.followed[index]
+        self.nodes = list(graph.graphs[index].nodes)
         self.rules = {n: rule_for(n, net) for n in self.nodes if n.op.startswith("call")}
         self.ops = {n: read_linear_op(n, net) for n, rule in self.rules.items() if rule is linear}
         self.position = graph.gate_places()
@@ -107,22 +107,22 @@ class GraphReader:
         return torch.cat([self.graph.root[:0], *ids]).unique()
 
     def _groups_in(self, node: fx.Node) -> frozenset[int]:
-        found = self.graph.groups_among(self.graph.root[self._atoms(node)])
-        return frozenset(group for group in found if group >= 0)
+        groups = self.graph.groups_among(self.graph.root[self._atoms(node)])
+        return frozenset(group for group in groups if group >= 0)
 
     def read(self, group: int) -> Reads:
         """Return what reads the channels of a group in this graph."""
-        found = Reads()
+        reads = Reads()
         for node, rule in self.rules.items():
             sources = [n for n in node.all_input_nodes if group in self.carried[n]]
             if rule is linear:
-                self._note_columns(found, node, group, sources)
+                self._note_columns(reads, node, group, sources)
             elif sources:
-                self._note(found, node, group, sources)
-        return found
+                self._note(reads, node, group, sources)
+        return reads
 
     def _note_columns(
-        self, found: Reads, node: fx.Node, group: int, sources: list[fx.Node]
+        self, reads: Reads, node: fx.Node, group: int, sources: list[fx.Node]
     ) -> None:
         """Note the slices by which a layer reads channels: a recurrent one its own units, too."""
         op, passes = self.ops[node], group in self.carried[node]
@@ -131,27 +131,27 @@ class GraphReader:
         if op.groups > 1 and op.kind == TRANSPOSED and passes:
             return  # whole groups: each is read by its own outputs alone
         names = (op.weight, *op.others) if op.kind == RECURRENT else (op.weight,)
-        made = [s for name in names for s in self.slices(name, op.in_dim, group)]
-        if made:
-            found.columns.append((sources[0] if sources else None, made))
+        columns = [s for name in names for s in self.slices(name, op.in_dim, group)]
+        if columns:
+            reads.columns.append((sources[0] if sources else None, columns))
         elif sources and not passes:
             raise NoSlicesError(f"{describe_call(node)} reads it by no columns of its own")
 
-    def _note(self, found: Reads, node: fx.Node, group: int, sources: list[fx.Node]) -> None:
+    def _note(self, reads: Reads, node: fx.Node, group: int, sources: list[fx.Node]) -> None:
         rule, passes = self.rules[node], group in self.carried[node]
         is_read = self._is_read(node, group)
         is_of_heads = node.name in self.followed.reads and not is_read
         if rule in (norm.local_response, norm.unit_length) and not is_of_heads:
-            found.zeros.append(sources[0])
+            reads.zeros.append(sources[0])
         elif is_read and rule not in (*_PRODUCTS, pooling.reduce):
-            found.norms.append((self._module_of(node), sources[0]))
+            reads.norms.append((self._module_of(node), sources[0]))
         elif rule in _PRODUCTS:
             factors = [n for n in node.all_input_nodes[:2] if group in self.carried[n]]
             is_twice = len(_operands(node)) > len(node.all_input_nodes)
             if not passes or is_read or is_twice:
-                found.either.append(factors)
+                reads.either.append(factors)
         elif rule is pooling.reduce and not passes:
-            found.zeros.append(sources[0])
+            reads.zeros.append(sources[0])
         elif not passes and rule not in _LEAVING_OUT:
             raise NoSlicesError(f"{describe_call(node)} reads it, and has no weight for it")
 
@@ -169,21 +169,21 @@ class GraphReader:
             return str(node.target)
         numbers = node.meta.get(BLOCK_CALLS, ())
         blocks = self.graph.traces.blocks
-        return blocks[self.place][numbers[-1]].path if numbers and blocks else ""
+        return blocks[self.index][numbers[-1]].path if numbers and blocks else ""
 
     def slices(
-        self, name: str, dim: int | None, group: int, own: Tensor | None = None
+        self, name: str, dim: int | None, group: int, counted: Tensor | None = None
     ) -> list[Slices]:
         """Return the slices of a parameter that have gates of a group: at most one object.
 
-        Without a dimension, along the one that the group's channels lie along. `own` flags the
+        Without a dimension, along the one that the group's channels lie along. `counted` flags the
         indices that count.
         """
         name = self.first.get(name, name)
         for d, ids, groups in self.dims.get(name, ()):
             if dim in (None, d) and group in groups:
                 gates = self._gates(ids, group)
-                gates = gates if own is None else gates.where(own, -1)
+                gates = gates if counted is None else gates.where(counted, -1)
                 if bool((gates >= 0).any()):
                     return [Slices(name, d, gates)]
         if dim is None and name in self.graph.elements:
@@ -216,12 +216,12 @@ class GraphReader:
         """
         zero = set[fx.Node]()
         nodes = [*reads.zeros, *(node for _, node in reads.norms if by_zeros)]
-        made = [s for node in nodes for s in self.write(node, group, zero)]
+        slices = [s for node in nodes for s in self.write(node, group, zero)]
         for factors in reads.either:  # which may leave others of the same gate: values beside keys
-            made += self._write_factor(factors, group, self._atoms(factors[0]), set(zero))
+            slices += self._write_factor(factors, group, self._atoms(factors[0]), set(zero))
         for source, columns in reads.columns:
-            made += [] if self._is_zero(source, group, zero) else columns
-        return made
+            slices += [] if self._is_zero(source, group, zero) else columns
+        return slices
 
     def _is_zero(self, node: fx.Node | None, group: int, zero: set[fx.Node]) -> bool:
         """Return whether a tensor is zero because others are."""
@@ -294,28 +294,28 @@ class GraphReader:
         rule, inputs = self.rules.get(node), node.all_input_nodes
         factors = [n for n in inputs if group in self.carried[n]]
         if node.op == "get_attr":
-            made = self._whole(str(node.target), group)
+            slices = self._whole(str(node.target), group)
         elif rule is linear:
-            made = self._rows(node, group, atoms)
+            slices = self._rows(node, group, atoms)
         elif rule in _NORMS and node.op == "call_module":
-            made = self._write_norm(node, group, zero)
+            slices = self._write_norm(node, group, zero)
         elif rule is reshape.embedding:
             weight = find_parameter(inputs[-1]) if node.op == "call_function" else None
-            made = self._whole(str(weight.target) if weight else f"{node.target}.weight", group)
+            slices = self._whole(str(weight.target) if weight else f"{node.target}.weight", group)
         elif rule is el.product or rule in _PRODUCTS:
-            made = self._write_factor(factors, group, atoms, zero)
+            slices = self._write_factor(factors, group, atoms, zero)
         elif rule is el.quotient and factors[:1] == inputs[:1]:
-            made = self._write(factors[0], group, atoms, zero)
+            slices = self._write(factors[0], group, atoms, zero)
         elif rule is el.total and len(_operands(node)) == len(node.args) > 1:
-            made = [s for n in inputs for s in self._write(n, group, atoms, zero)]
+            slices = [s for n in inputs for s in self._write(n, group, atoms, zero)]
         elif self._keeps_zero(node):
             factors = factors[:1] if rule is el.keep else factors  # others say a type alone
-            made = [s for n in factors for s in self._write(n, group, atoms, zero)]
+            slices = [s for n in factors for s in self._write(n, group, atoms, zero)]
         else:
             raise NoSlicesError(f"no weight is a factor of it behind {_describe(node)}")
         if self._is_all_among(node, group, atoms):
             zero.add(node)
-        return made
+        return slices
 
     def rows_behind(self, node: fx.Node, group: int) -> list[Slices]:
         """Return rows of weights that, once zero, make a group's channels constant in a tensor."""
@@ -324,36 +324,36 @@ class GraphReader:
         if rule is linear:
             op = self.ops[node]
             rows = self._rows(node, group, self._atoms(node))
-            return [each for each in rows if op is None or each.parameter != op.bias]
+            return [s for s in rows if op is None or s.parameter != op.bias]
         if rule not in _ELEMENTWISE or len(factors) < len(node.all_input_nodes):
             raise NoSlicesError(f"{_describe(node)} adds something else to it")
-        return [each for n in factors for each in self.rows_behind(n, group)]
+        return [s for n in factors for s in self.rows_behind(n, group)]
 
     def _is_all_among(self, node: fx.Node, group: int, atoms: Tensor) -> bool:
         """Return whether a tensor has no atoms of a group beside these: keys beside queries."""
-        own = self._atoms(node)
-        own = own[(self.graph.group_of[self.graph.parents[:, own]] == group).any(0)]
-        is_among = torch.isin(own, atoms)
+        members = self._atoms(node)
+        members = members[(self.graph.group_of[self.graph.parents[:, members]] == group).any(0)]
+        is_among = torch.isin(members, atoms)
         return bool(is_among.all() or not is_among.any())
 
     def _write_factor(
         self, factors: list[fx.Node], group: int, atoms: Tensor, zero: set[fx.Node]
     ) -> list[Slices]:
         """Return the fewest slices that make one factor of a product zero."""
-        found: list[tuple[list[Slices], set[fx.Node]]] = []
+        options: list[tuple[list[Slices], set[fx.Node]]] = []
         why = NoSlicesError("a product writes it without a weight")
         for factor in factors:
-            own, known = self._atoms(factor), set(zero)
-            is_same = bool(torch.isin(own, atoms).any())
+            ids, zeros = self._atoms(factor), set(zero)
+            ids = atoms if bool(torch.isin(ids, atoms).any()) else ids
             try:
-                found.append((self._write(factor, group, atoms if is_same else own, known), known))
+                options.append((self._write(factor, group, ids, zeros), zeros))
             except NoSlicesError as error:
                 why = error
-        if not found:
+        if not options:
             raise why
-        made, known = min(found, key=lambda pair: len(pair[0]))
-        zero |= known
-        return made
+        slices, zeros = min(options, key=lambda pair: len(pair[0]))
+        zero |= zeros
+        return slices
 
     def _write_norm(self, node: fx.Node, group: int, zero: set[fx.Node]) -> list[Slices]:
         """Return weight and bias of a norm; an RMSNorm of zeros gives zeros."""
@@ -379,10 +379,10 @@ class GraphReader:
 
     def _whole(self, name: str, group: int) -> list[Slices]:
         name = self.first.get(name, name)
-        found = self.slices(name, None, group)
-        if name not in self.parameters or not found:
+        slices = self.slices(name, None, group)
+        if name not in self.parameters or not slices:
             raise NoSlicesError(f"{name!r} adds to it, and has no slice for each of its channels")
-        return found
+        return slices
 
     def _rows(self, node: fx.Node, group: int, atoms: Tensor) -> list[Slices]:
         """Return the rows by which a layer writes channels: of queries, keys and values some."""
@@ -391,28 +391,28 @@ class GraphReader:
         if op is None or op.kind == RECURRENT or node.name in self.followed.passing:
             raise NoSlicesError(f"{describe_call(node)} has no rows that write it alone")
         is_own = torch.isin(line_along(labels.ids, labels.ids.dim() + op.channel_dim), atoms)
-        made = self._rows_of(op.weight, op.out_dim, op.weight_rows, group, is_own)
-        if not made:
+        slices = self._rows_of(op.weight, op.out_dim, op.weight_rows, group, is_own)
+        if not slices:
             raise NoSlicesError(f"{describe_call(node)} has no rows that write it alone")
         if op.bias is not None:
-            made += self._rows_of(op.bias, 0, op.bias_rows, group, is_own)
-        return made
+            slices += self._rows_of(op.bias, 0, op.bias_rows, group, is_own)
+        return slices
 
     def _rows_of(
         self, name: str, dim: int, part: slice, group: int, is_own: Tensor
     ) -> list[Slices]:
-        own = torch.zeros(find_tensor(self.net, name).shape[dim], dtype=torch.bool, device="cpu")
-        if len(own[part]) != len(is_own) or not bool(is_own.any()):
+        flags = torch.zeros(find_tensor(self.net, name).shape[dim], dtype=torch.bool, device="cpu")
+        if len(flags[part]) != len(is_own) or not bool(is_own.any()):
             return self.slices(name, dim, group)
-        own[part] = is_own
-        return self.slices(name, dim, group, own)
+        flags[part] = is_own
+        return self.slices(name, dim, group, flags)
 
 
 def _operands(node: fx.Node) -> list[fx.Node]:
     """Return the tensors that a call takes, each as often as it is written."""
-    found: list[fx.Node] = []
-    map_arg((node.args, node.kwargs), found.append)
-    return found
+    operands: list[fx.Node] = []
+    map_arg((node.args, node.kwargs), operands.append)
+    return operands
 
 
 def _option(net: nn.Module, node: fx.Node, position: int, name: str) -> object:

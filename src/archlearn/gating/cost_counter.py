@@ -51,17 +51,17 @@ def count_layer_costs(model: nn.Module, example_inputs: object = None) -> dict[s
     inputs = known_inputs(model, example_inputs)
     with class_forwards(model):
         counts = _count_flops(model, inputs).get_flop_counts()
-    found: dict[str, tuple[int, int]] = {}
+    costs: dict[str, tuple[int, int]] = {}
     seen: set[nn.Parameter] = set()
     for name, layer in reversed(list(model.named_modules())):  # what is inside comes first
-        own = set(layer.parameters(recurse=False)) - seen
-        seen |= own
-        if own:
+        parameters = set(layer.parameters(recurse=False)) - seen
+        seen |= parameters
+        if parameters:
             flops = sum(counts.get(f"{type(model).__name__}.{name}".rstrip("."), {}).values())
-            inside = [n for inner, (_, n) in found.items() if inner.startswith(name and f"{name}.")]
-            n_own = sum(parameter.numel() for parameter in own)
-            found[name] = n_own, int(flops) // 2 - sum(inside)
-    return {name: Costs.of(*counts) for name, counts in reversed(found.items())}
+            inside = [n for inner, (_, n) in costs.items() if inner.startswith(name and f"{name}.")]
+            n_own = sum(parameter.numel() for parameter in parameters)
+            costs[name] = n_own, int(flops) // 2 - sum(inside)
+    return {name: Costs.of(*counts) for name, counts in reversed(costs.items())}
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -85,8 +85,8 @@ def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
 def _count_flops(model: nn.Module, inputs: ExampleInputs) -> Any:
     """Return the counter of one run in evaluation mode."""
     with ExitStack() as stack:
-        for each in (evaluating(model), preserve_state(model), frozen(model), torch.no_grad()):
-            stack.enter_context(each)
+        for context in (evaluating(model), preserve_state(model), frozen(model), torch.no_grad()):
+            stack.enter_context(context)
         counter = stack.enter_context(count_flops())
         try:
             model(*inputs.args, **inputs.kwargs)
@@ -115,15 +115,15 @@ def known_inputs(model: nn.Module, example_inputs: object = None) -> ExampleInpu
     if example_inputs is not None:
         return ExampleInputs.of(example_inputs)
     container = find_container(model)
-    known = getattr(model, EXAMPLE, None)
+    inputs = getattr(model, EXAMPLE, None)
     if container is not None:
-        known = container.channel_graph.inputs
-    if known is None:
+        inputs = container.channel_graph.inputs
+    if inputs is None:
         raise InputError(
             f"{type(model).__name__} does not know its inputs; give example_inputs, as one call "
             "of the model takes them"
         )
-    return place_inputs(model, known)
+    return place_inputs(model, inputs)
 
 
 def place_inputs(model: nn.Module, inputs: ExampleInputs) -> ExampleInputs:

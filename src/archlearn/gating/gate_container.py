@@ -92,13 +92,13 @@ class GateContainer(nn.Module):
             start = torch.tensor(BRANCH_START, dtype=torch.float64, device="cpu")
             self.branch.register_parameter(key, nn.Parameter(start))
         self.order, self.probe = nn.Module(), nn.Module()
-        self._with_heads = [place for place, group in enumerate(groups) if group.heads is not None]
-        for place in self._with_heads:
-            shape = len(groups[place].heads), len(groups[place].channels)  # pyright: ignore
+        self._with_heads = [index for index, group in enumerate(groups) if group.heads is not None]
+        for index in self._with_heads:
+            shape = len(groups[index].heads), len(groups[index].channels)  # pyright: ignore
             numbers = torch.arange(shape[1], device="cpu").repeat(shape[0], 1)
-            self.order.register_buffer(self._width_keys[place], numbers)
+            self.order.register_buffer(self._width_keys[index], numbers)
             probe = nn.Parameter(torch.zeros(shape, dtype=torch.float64, device="cpu"))
-            self.probe.register_parameter(self._width_keys[place], probe)
+            self.probe.register_parameter(self._width_keys[index], probe)
         sizes = torch.tensor(
             [len(group.channels) for group in groups], dtype=torch.long, device="cpu"
         )
@@ -116,7 +116,7 @@ class GateContainer(nn.Module):
         self.original_sizes = {group.name: len(group.channels) for group in groups}
         self.original_widths = {layer: len(channels) for layer, channels in learnable.rows}
         self._register_constant("rows", _rows(sizes.tolist()))
-        with_pairs = [place for place, group in enumerate(groups) if group.least > 1]
+        with_pairs = [index for index, group in enumerate(groups) if group.least > 1]
         self._register_constant("pairs", self.rows[with_pairs])
         self._register_prices(learnable, sizes)
 
@@ -166,9 +166,9 @@ class GateContainer(nn.Module):
             buffer: Tensor = getattr(self, name)
             if not buffer.is_meta:
                 buffer.copy_(numbers)
-        for name, place in self.places.items():
+        for name, positions in self.places.items():
             if not self.kept.get_buffer(name).is_meta:
-                self.kept.get_buffer(name).copy_(place)
+                self.kept.get_buffer(name).copy_(positions)
 
     def numbers(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return numbers that were kept: "prices", "freed_neurons", or a part of a cost table."""
@@ -193,14 +193,14 @@ class GateContainer(nn.Module):
         In a replica that DataParallel makes, they are attributes and no longer parameters.
         """
         width, depth, branch = self.width, self.depth, self.branch
-        found = [getattr(width, key) for key in self._width_keys]
-        found += [getattr(depth, key) for key in self._depth_keys]
-        return found + [getattr(branch, key) for key in self._branch_keys]
+        every = [getattr(width, key) for key in self._width_keys]
+        every += [getattr(depth, key) for key in self._depth_keys]
+        return every + [getattr(branch, key) for key in self._branch_keys]
 
     def probes(self) -> dict[str, nn.Parameter]:
         """Return the probes by the name of their group."""
         groups = self.channel_graph.groups
-        names = [groups[place].name for place in self._with_heads]
+        names = [groups[index].name for index in self._with_heads]
         return {name: getattr(self.probe, gate_key(name)) for name in names}
 
     def orders(self) -> dict[str, Tensor]:
@@ -215,11 +215,11 @@ class GateContainer(nn.Module):
         ranks = {name: order.argsort(dim=1, stable=True) for name, order in orders.items()}
         return self.channel_graph.find_dropped(gone, ranks)
 
-    def names_of_heads(self, place: int) -> tuple[str, str] | None:
+    def names_of_heads(self, index: int) -> tuple[str, str] | None:
         """Return the names of a group's order and probe, as the model finds them; None without."""
-        if place not in self._with_heads:
+        if index not in self._with_heads:
             return None
-        key = self._width_keys[place]
+        key = self._width_keys[index]
         return f"{CONTAINER}.order.{key}", f"{CONTAINER}.probe.{key}"
 
     def place_of_site(self, name: str) -> int:
@@ -253,16 +253,16 @@ class GateContainer(nn.Module):
         """Return where the gates of each group stood before any was cut out."""
         gates = self.width_gates()
         whole = {name: torch.arange(len(gate), device=gate.device) for name, gate in gates.items()}
-        return {name: getattr(self.kept, gate_key(name), place) for name, place in whole.items()}
+        return {name: getattr(self.kept, gate_key(name), kept) for name, kept in whole.items()}
 
     def whole_width_gates(self) -> dict[str, Tensor]:
         """Return the width gates by group as if none had been cut out: those are 0."""
-        found: dict[str, Tensor] = {}
+        widths: dict[str, Tensor] = {}
         places = self.original_places()
         for name, gate in self.width_gates().items():
             whole = gate.detach().new_zeros(self.original_sizes[name])
-            found[name] = whole.index_copy_(0, places[name], gate.detach())
-        return found
+            widths[name] = whole.index_copy_(0, places[name], gate.detach())
+        return widths
 
     def left_out(self) -> tuple[str, ...]:
         """Return the branches that `shrink_` has left out; waits for the device."""
@@ -287,10 +287,10 @@ class GateContainer(nn.Module):
         """Raise if a gate has changed that `forward` passes over."""
         n_groups = len(self._width_keys)
         names = [*self.width_gates(), *self.depth_gates(), *self.branch_gates()]
-        for place, (name, gate) in enumerate(zip(names, self.gates(), strict=True)):
-            is_depth = n_groups <= place < n_groups + self.n_depth
+        for index, (name, gate) in enumerate(zip(names, self.gates(), strict=True)):
+            is_depth = n_groups <= index < n_groups + self.n_depth
             is_changed = (gate.detach() < THRESHOLD).any() != is_depth
-            if place in self.standing and bool(is_changed):
+            if index in self.standing and bool(is_changed):
                 raise InputError(
                     f"gate {name!r} was moved behind the last cut, from where on gates stand still "
                     "and do not act any more; move it back or, to learn on, make another "
@@ -302,13 +302,13 @@ class GateContainer(nn.Module):
 
         A `state_dict` holds it, so that another model can be cut in the same way.
         """
-        for name, place in places.items():
-            self._keep_place(gate_key(name), place)
+        for name, positions in places.items():
+            self._keep_place(gate_key(name), positions)
         self.register_buffer("shrinks", n_shrinks)
 
-    def _keep_place(self, key: str, place: Tensor) -> None:
-        self.kept.register_buffer(key, place)
-        self.places[key] = place.cpu().clone()
+    def _keep_place(self, key: str, positions: Tensor) -> None:
+        self.kept.register_buffer(key, positions)
+        self.places[key] = positions.cpu().clone()
 
     def set_cost_table(self, table: CostTable) -> None:
         """Keep a cost table, so that it moves with the model."""
@@ -327,9 +327,9 @@ class GateContainer(nn.Module):
         channels go with any of so many.
         """
         channel_graph = self.channel_graph
-        known = channel_graph.groups_among(channels)
-        groups = [place for place in known if place >= 0 and place not in self.standing]
-        members = [channel_graph.groups[place] for place in groups]
+        numbers = channel_graph.groups_among(channels)
+        groups = [number for number in numbers if number >= 0 and number not in self.standing]
+        members = [channel_graph.groups[number] for number in groups]
         if len(groups) == 1 and torch.equal(members[0].channels, channels):
             return groups, None
         index = torch.zeros(len(channel_graph.root), dtype=torch.long, device="cpu")
@@ -341,15 +341,15 @@ class GateContainer(nn.Module):
             if group.heads is None:
                 index[group.channels] = torch.arange(start, start + n, device="cpu")
             else:
-                place = channel_graph.places_in_heads(group, channels)
-                second = torch.where(place >= 0, start + place, second)
+                position = channel_graph.places_in_heads(group, channels)
+                second = torch.where(position >= 0, start + position, second)
                 n *= len(group.heads)
             start += n
         if not bool(is_pair.any()):
             return groups, index[channels]
         second = torch.where(is_pair & (second == 0), index[columns], second)
-        found = [index[rows], second, torch.where(is_third, index[third], 0)]
-        return groups, torch.stack(found if bool(is_third.any()) else found[:2])
+        parts = [index[rows], second, torch.where(is_third, index[third], 0)]
+        return groups, torch.stack(parts if bool(is_third.any()) else parts[:2])
 
     def keep_index(self, index: Tensor) -> str:
         """Keep where a site's gates stand; return the name that the model finds it under."""
@@ -456,11 +456,11 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
 
 def _check_places(container: GateContainer, saved: dict[str, Any]) -> None:
     """Refuse the `state_dict` of a model that other channels have been cut out of."""
-    own = {f"kept.{key}": place for key, place in container.places.items()}
-    places = {key: place for key, place in saved.items() if key.startswith("kept.")}
-    if own.keys() != places.keys() or any(
-        own[key].shape != place.shape or not torch.equal(own[key], place.cpu().long())
-        for key, place in places.items()
+    current = {f"kept.{key}": kept for key, kept in container.places.items()}
+    places = {key: kept for key, kept in saved.items() if key.startswith("kept.")}
+    if current.keys() != places.keys() or any(
+        current[key].shape != kept.shape or not torch.equal(current[key], kept.cpu().long())
+        for key, kept in places.items()
     ):
         raise InputError(
             "the state_dict is of a model that other channels have been cut out of than of this "

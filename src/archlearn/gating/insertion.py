@@ -85,7 +85,7 @@ class Reader:
     channels: Tensor
 
 
-def place_gates(channel_graph: ChannelGraph, net: nn.Module, place: int) -> dict[int, list[Reader]]:
+def place_gates(channel_graph: ChannelGraph, net: nn.Module, index: int) -> dict[int, list[Reader]]:
     """Return the groups whose gates act on weights, with the layers that carry them.
 
     A group is left out, and its gates stand behind its activations, where a reader is no plain
@@ -93,15 +93,15 @@ def place_gates(channel_graph: ChannelGraph, net: nn.Module, place: int) -> dict
     reader, or where the weights are more than the activations.
     """
     readers: dict[int, list[Reader]] = {}
-    at_sites = _groups_at_sites(channel_graph, place) | _groups_read(channel_graph, place)
+    at_sites = _groups_at_sites(channel_graph, index) | _groups_read(channel_graph, index)
     barred = {group for groups in at_sites.values() if len(groups) > 1 for group in groups}
-    for node in channel_graph.graphs[place].nodes:
+    for node in channel_graph.graphs[index].nodes:
         if not node.op.startswith("call"):
             continue
         if is_linear_op(node, net):
-            passing = channel_graph.followed[place].passing.get(node.name, channel_graph.root[:0])
+            passing = channel_graph.followed[index].passing.get(node.name, channel_graph.root[:0])
             barred |= set(channel_graph.groups_among(channel_graph.root[passing]))
-            groups, reader = _read(channel_graph, net, place, node)
+            groups, reader = _read(channel_graph, net, index, node)
             if reader is None or len(groups) > 1:
                 barred |= set(groups)
             else:
@@ -109,28 +109,28 @@ def place_gates(channel_graph: ChannelGraph, net: nn.Module, place: int) -> dict
                     readers.setdefault(group, []).append(reader)
             continue
         if rule_for(node, net) in _BETWEEN_CHANNELS:
-            barred |= _mixed_groups(channel_graph, net, place, node)
-        if node.name in channel_graph.followed[place].reads:  # a norm, or a product within heads
-            read = channel_graph.followed[place].reads[node.name]
+            barred |= _mixed_groups(channel_graph, net, index, node)
+        if node.name in channel_graph.followed[index].reads:  # a norm, or a product within heads
+            read = channel_graph.followed[index].reads[node.name]
             barred |= set(channel_graph.groups_among(channel_graph.root[read.ids]))
-    activations = _count_activations(channel_graph, place, at_sites)
+    activations = _count_activations(channel_graph, index, at_sites)
     return {
-        group: found
-        for group, found in readers.items()
+        group: layers
+        for group, layers in readers.items()
         if group >= 0
         and group not in barred
-        and sum(net.get_parameter(r.op.weight).numel() for r in found) < activations[group]
+        and sum(net.get_parameter(r.op.weight).numel() for r in layers) < activations[group]
     }
 
 
 def _mixed_groups(
-    channel_graph: ChannelGraph, net: nn.Module, place: int, node: fx.Node
+    channel_graph: ChannelGraph, net: nn.Module, index: int, node: fx.Node
 ) -> set[int]:
     """Return the groups that meet others in a call, which must see them gated.
 
     Also those of what it reads at two places: attention of x to itself sums over channels of x.
     """
-    values = channel_graph.followed[place].values
+    values = channel_graph.followed[index].values
     inputs = (values[source.name] for source in node.all_input_nodes)
     read = {group for labels in inputs for group in _groups_in(channel_graph, labels)}
     operands: list[fx.Node] = []
@@ -148,41 +148,41 @@ def _groups_in(channel_graph: ChannelGraph, labels: object) -> list[int]:
     return channel_graph.groups_among(channel_graph.root[labels.ids])
 
 
-def _groups_at_sites(channel_graph: ChannelGraph, place: int) -> dict[str, list[int]]:
+def _groups_at_sites(channel_graph: ChannelGraph, index: int) -> dict[str, list[int]]:
     """Return the groups that pass each gated site, by the name of its call."""
-    found: dict[str, list[int]] = {}
-    for site in channel_graph.sites[place]:
-        channels = channel_graph.channels_of(place, site)
-        if channels is not None and site.node in channel_graph.gated[place]:
-            found[site.node] = channel_graph.groups_among(channels)
-    return found
+    groups: dict[str, list[int]] = {}
+    for site in channel_graph.sites[index]:
+        channels = channel_graph.channels_of(index, site)
+        if channels is not None and site.node in channel_graph.gated[index]:
+            groups[site.node] = channel_graph.groups_among(channels)
+    return groups
 
 
-def _groups_read(channel_graph: ChannelGraph, place: int) -> dict[str, list[int]]:
+def _groups_read(channel_graph: ChannelGraph, index: int) -> dict[str, list[int]]:
     """Return the groups that are gated where they are read, by the name of what is read."""
-    nodes = {node.name: node for node in channel_graph.graphs[place].nodes}
+    nodes = {node.name: node for node in channel_graph.graphs[index].nodes}
     return {
         nodes[name].all_input_nodes[0].name: channel_graph.groups_among(
             channel_graph.root[read.ids]
         )
-        for name, read in channel_graph.followed[place].reads.items()
+        for name, read in channel_graph.followed[index].reads.items()
     }
 
 
 def _read(
-    channel_graph: ChannelGraph, net: nn.Module, place: int, node: fx.Node
+    channel_graph: ChannelGraph, net: nn.Module, index: int, node: fx.Node
 ) -> tuple[list[int], Reader | None]:
     """Return the groups that a layer reads, and the layer, if it can carry their gates."""
     op = read_linear_op(node, net)
-    labels = channel_graph.followed[place].values[node.all_input_nodes[0].name]
+    labels = channel_graph.followed[index].values[node.all_input_nodes[0].name]
     if op is None or not isinstance(labels, Labels):
         return _groups_in(channel_graph, labels), None
     dim = labels.ids.dim() + op.channel_dim
     ids, state = core(labels.ids, labels.state, dim)
-    read = channel_graph.followed[place].reads.get(node.name)
+    read = channel_graph.followed[index].reads.get(node.name)
     channels = channel_graph.root[ids[0]]
     if (
-        node.name in channel_graph.followed[place].passing
+        node.name in channel_graph.followed[index].passing
     ):  # others lie along the dimension it reads
         channels = channel_graph.root[torch.zeros_like(ids[0]) if read is None else read.ids]
     groups = channel_graph.groups_among(channels)
@@ -199,12 +199,12 @@ def _read(
 
 
 def _count_activations(
-    channel_graph: ChannelGraph, place: int, at_sites: dict[str, list[int]]
+    channel_graph: ChannelGraph, index: int, at_sites: dict[str, list[int]]
 ) -> Counter[int]:
     """Return how many numbers each group's gates would act on behind its activations."""
     counts: Counter[int] = Counter()
     for node, groups in at_sites.items():
-        shape = channel_graph.followed[place].values[node].shape
+        shape = channel_graph.followed[index].values[node].shape
         counts.update(dict.fromkeys(groups, count_activations(shape)))
     return counts
 
@@ -214,19 +214,19 @@ def count_activations(shape: torch.Size) -> int:
     return math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)
 
 
-def insert_gates(net: nn.Module, container: GateContainer, place: int) -> fx.Graph:
+def insert_gates(net: nn.Module, container: GateContainer, index: int) -> fx.Graph:
     """Return a copy of one of the model's graphs, with its gates.
 
     Activations in front of a depth gate no longer work in place.
     """
     channel_graph = container.channel_graph
-    graph, nodes = copy_with_marks(channel_graph.traces, place)
+    graph, nodes = copy_with_marks(channel_graph.traces, index)
     standing = container.standing
-    leave_out_branches_(graph, nodes, container.learnable, container.left_out(), place)
+    leave_out_branches_(graph, nodes, container.learnable, container.left_out(), index)
     writer = _Writer(graph, net, container)
-    on_weights = place_gates(channel_graph, net, place)
-    by_name = {node.name: node for node in channel_graph.graphs[place].nodes}
-    for site in channel_graph.sites[place]:
+    on_weights = place_gates(channel_graph, net, index)
+    by_name = {node.name: node for node in channel_graph.graphs[index].nodes}
+    for site in channel_graph.sites[index]:
         if site.node not in nodes:
             continue
         node = nodes[site.node]
@@ -235,15 +235,15 @@ def insert_gates(net: nn.Module, container: GateContainer, place: int) -> fx.Gra
             and container.place_of_site(site.name) not in standing
         ):
             node = writer.mix_linear(node, site)
-        channels = channel_graph.channels_of(place, site)
-        if channels is None or site.node not in channel_graph.gated[place]:
+        channels = channel_graph.channels_of(index, site)
+        if channels is None or site.node not in channel_graph.gated[index]:
             continue
         if int(channel_graph.group_of[channels[0]]) not in on_weights:
-            followed = channel_graph.followed[place]
+            followed = channel_graph.followed[index]
             # Counted from behind: inputs may have more or fewer dimensions in front.
             dim = followed.sites[site.node].dim - followed.values[site.node].ids.dim()
             writer.gate_channels(node, channels, dim)
-    for name, read in channel_graph.followed[place].reads.items():
+    for name, read in channel_graph.followed[index].reads.items():
         channels = channel_graph.root[read.ids]
         if name not in nodes:
             continue
@@ -256,7 +256,7 @@ def insert_gates(net: nn.Module, container: GateContainer, place: int) -> fx.Gra
             writer.gate_variance(nodes[name], channels, read.dim)
         elif rule is unit_length:
             writer.gate_length(nodes[name], channels, read.dim)
-        elif (plane := _plane_of_heads(channel_graph, place, by_name[name])) is not None:
+        elif (plane := _plane_of_heads(channel_graph, index, by_name[name])) is not None:
             writer.gate_heads(nodes[name], plane)
         elif not on_weights.keys() & set(channel_graph.groups_among(channels)):
             writer.gate_read(nodes[name], channels, read.dim)
@@ -265,16 +265,16 @@ def insert_gates(net: nn.Module, container: GateContainer, place: int) -> fx.Gra
             if reader.node in nodes and group not in standing:
                 writer.gate_columns(nodes[reader.node], reader)
     names = first_names(net)
-    for node, op in find_linear_ops(channel_graph.graphs[place], net):
+    for node, op in find_linear_ops(channel_graph.graphs[index], net):
         if op.kind == RECURRENT and node.name in nodes:
             weight, dim = op.output_dim
             channels = channel_graph.dims[names.get(weight, weight), dim]
             writer.gate_units(nodes[node.name], channels)
     for branch in container.learnable.branches.values():
-        addition = branch.additions[place]
+        addition = branch.additions[index]
         if addition.node in nodes and container.place_of_branch(branch.name) not in standing:
             n_activations = count_activations(
-                channel_graph.followed[place].values[addition.node].shape
+                channel_graph.followed[index].values[addition.node].shape
             )
             writer.gate_branch(nodes[addition.node], addition.operand, branch.name, n_activations)
     if not writer.acting.users:  # all gates stand still
@@ -282,18 +282,18 @@ def insert_gates(net: nn.Module, container: GateContainer, place: int) -> fx.Gra
     return graph
 
 
-def _plane_of_heads(channel_graph: ChannelGraph, place: int, node: fx.Node) -> ReadPlane | None:
+def _plane_of_heads(channel_graph: ChannelGraph, index: int, node: fx.Node) -> ReadPlane | None:
     """Return what a product reads of heads each of which may keep other channels."""
-    read = channel_graph.root[channel_graph.followed[place].reads[node.name].ids]
+    read = channel_graph.root[channel_graph.followed[index].reads[node.name].ids]
     group = int(channel_graph.group_of[read[0]])
     is_within = group >= 0 and channel_graph.groups[group].heads is not None
-    return read_plane(channel_graph, place, node) if is_within else None
+    return read_plane(channel_graph, index, node) if is_within else None
 
 
-def copy_with_marks(traces: Traces, place: int) -> tuple[fx.Graph, dict[str, fx.Node]]:
+def copy_with_marks(traces: Traces, index: int) -> tuple[fx.Graph, dict[str, fx.Node]]:
     """Return a copy of a graph with marks for the hooks of blocks, and its nodes by their names."""
-    graph, nodes = copy_graph(traces.graphs[place])
-    mark_blocks_(graph, traces.blocks[place] if traces.blocks else ())
+    graph, nodes = copy_graph(traces.graphs[index])
+    mark_blocks_(graph, traces.blocks[index] if traces.blocks else ())
     return graph, nodes
 
 
@@ -302,7 +302,7 @@ def leave_out_branches_(
     nodes: dict[str, fx.Node],
     learnable: LearnableSites,
     closed: Iterable[str],
-    place: int,
+    index: int,
 ) -> None:
     """Let the sum of each closed branch be its shortcut, and erase what nobody reads then.
 
@@ -310,13 +310,13 @@ def leave_out_branches_(
     """
     closed = list(closed)
     for name in closed:
-        addition = learnable.branches[name].additions[place]
+        addition = learnable.branches[name].additions[index]
         node = nodes.pop(addition.node)
         shortcut = node.args[1 - addition.operand]
         assert isinstance(shortcut, fx.Node)
         node.replace_all_uses_with(shortcut)
         graph.erase_node(node)
-    calls = learnable.removals.gone_calls(place, learnable.branch_places(closed))
+    calls = learnable.removals.gone_calls(index, learnable.branch_places(closed))
     gone = {nodes.pop(name) for name in calls & nodes.keys()}
     for node in [node for node in reversed(graph.nodes) if node in gone]:
         erase_marks_of_(node)
@@ -435,15 +435,15 @@ class _Writer:
 
     def gate_variance(self, node: fx.Node, channels: Tensor, dim: int) -> None:
         """Let a variance be taken over the open channels."""
-        given = _options_of(node, "dim", "unbiased", "keepdim")
-        correction = given.get("correction", given.get("unbiased", True))
-        more = dim, correction, given.get("keepdim", False)
+        options = _options_of(node, "dim", "unbiased", "keepdim")
+        correction = options.get("correction", options.get("unbiased", True))
+        more = dim, correction, options.get("keepdim", False)
         self._gate_inside(node, channels, masked_variance, *more)
 
     def gate_length(self, node: fx.Node, channels: Tensor, dim: int) -> None:
         """Let `F.normalize` take the length over the open channels."""
-        given = _options_of(node, "p", "dim", "eps")
-        more = dim, given.get("p", 2.0), given.get("eps", 1e-12)
+        options = _options_of(node, "p", "dim", "eps")
+        more = dim, options.get("p", 2.0), options.get("eps", 1e-12)
         self._gate_inside(node, channels, masked_unit_length, *more)
 
     def _gate_inside(self, node: fx.Node, channels: Tensor, function: Any, *more: Any) -> None:
@@ -454,8 +454,8 @@ class _Writer:
 
     def _replace(self, node: fx.Node, function: Any, *arguments: Any, **named: Any) -> None:
         with self.graph.inserting_before(node):
-            made = self.graph.call_function(function, arguments, named)
-        node.replace_all_uses_with(made)
+            call = self.graph.call_function(function, arguments, named)
+        node.replace_all_uses_with(call)
         self.graph.erase_node(node)
 
     def _gate_behind(self, node: fx.Node, channels: Tensor, function: Any, *more: Any) -> None:
@@ -479,10 +479,10 @@ class _Writer:
             opened = self._weigh(width, n_groups)
             if node.op == "call_module":  # it is not called any more, but its hooks are
                 call(begin_block, (node.name, str(node.target), (x,), {}, ()))
-            made = call(function, (x, opened, *arguments))
+            masked = call(function, (x, opened, *arguments))
             if node.op == "call_module":
-                call(end_block, (node.name, str(node.target), made, ()))
-        node.replace_all_uses_with(made)
+                call(end_block, (node.name, str(node.target), masked, ()))
+        node.replace_all_uses_with(masked)
         self.graph.erase_node(node)
 
     def _read_norm(self, node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
@@ -490,22 +490,22 @@ class _Writer:
         if node.op == "call_module":
             module: Any = find_module(self.net, str(node.target))
             is_rms, is_group = isinstance(module, nn.RMSNorm), isinstance(module, nn.GroupNorm)
-            given: dict[str, Any] = {
+            options: dict[str, Any] = {
                 key: self.graph.get_attr(f"{node.target}.{key}")
                 for key in ("weight", "bias")
                 if getattr(module, key, None) is not None
             }
-            given |= {"eps": module.eps, "num_groups": getattr(module, "num_groups", None)}
+            options |= {"eps": module.eps, "num_groups": getattr(module, "num_groups", None)}
         else:
             kind = getattr(node.target, "__name__", "")
             is_rms, is_group = kind == "rms_norm", kind == "group_norm"
             names = ("num_groups", "weight", *(() if is_rms else ("bias",)), "eps")
-            given = _options_of(node, *names)
+            options = _options_of(node, *names)
         if is_rms:
-            return masked_rms_norm, (given.get("weight"), given.get("eps"))
-        arguments = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
+            return masked_rms_norm, (options.get("weight"), options.get("eps"))
+        arguments = options.get("weight"), options.get("bias"), options.get("eps", 1e-5)
         if is_group:
-            return masked_group_norm, (*arguments, given["num_groups"])
+            return masked_group_norm, (*arguments, options["num_groups"])
         return masked_layer_norm, arguments
 
     def gate_branch(self, node: fx.Node, operand: int, name: str, n_activations: int) -> None:
@@ -568,19 +568,19 @@ class _Writer:
         node.replace_all_uses_with(mixed, delete_user_cb=lambda user: user is not mixed)
         return mixed
 
-    def _acting(self, place: int) -> fx.Node:
+    def _acting(self, index: int) -> fx.Node:
         """Return the gates at a place, which all that need them share."""
-        if place not in self.assembled:
-            gates = self._prepare(operator.getitem, (self.acting, place))
-            names = self.container.names_of_heads(place)
+        if index not in self.assembled:
+            gates = self._prepare(operator.getitem, (self.acting, index))
+            names = self.container.names_of_heads(index)
             if names is not None:
                 with self.graph.inserting_after(self.last):
                     order = self.graph.get_attr(names[0])
                 with self.graph.inserting_after(order):
                     probe = self.last = self.graph.get_attr(names[1])
                 gates = self._prepare(gates_of_heads, (gates, order, probe))
-            self.assembled[place] = gates
-        return self.assembled[place]
+            self.assembled[index] = gates
+        return self.assembled[index]
 
     def _find_gates(self, channels: Tensor) -> fx.Node | None:
         """Return the gates of some channels, or None if none of them is learnt."""

@@ -46,20 +46,20 @@ class Line:
     def select(self, tensor: Tensor) -> Tensor:
         """Return a copy of the closed slices."""
         assert self.index is not None
-        found, dim = self.of(tensor)
-        return found.index_select(dim, self.index)
+        slices, dim = self.of(tensor)
+        return slices.index_select(dim, self.index)
 
     def fill_(self, tensor: Tensor) -> None:
         """Set the closed slices to zero."""
         if self.index is not None:
-            found, dim = self.of(tensor)
-            found.index_fill_(dim, self.index, 0.0)
+            slices, dim = self.of(tensor)
+            slices.index_fill_(dim, self.index, 0.0)
 
     def sum(self, product: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the sum over each slice."""
-        found, dim = self.of(product)
-        others = [d for d in range(found.dim()) if d != dim]
-        return found.sum(others, dtype=dtype) if others else found.to(dtype)
+        slices, dim = self.of(product)
+        others = [d for d in range(slices.dim()) if d != dim]
+        return slices.sum(others, dtype=dtype) if others else slices.to(dtype)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,11 +73,11 @@ class Held:
 
     def states(self) -> dict[str, Tensor]:
         """Return the optimiser's states that have a number for each of the parameter's."""
-        known: Mapping[str, Any] = self.optimizer.state.get(self.parameter, {})
+        state: Mapping[str, Any] = self.optimizer.state.get(self.parameter, {})
         shape = self.parameter.shape
         return {
             key: value
-            for key, value in known.items()
+            for key, value in state.items()
             if isinstance(value, Tensor) and value.shape == shape and key != "step"
         }
 
@@ -87,33 +87,33 @@ def join_slices(
 ) -> list[Line]:
     """Return all slices of the same parameter and dimension as one table of gates."""
     rows: dict[tuple[str, int], list[Tensor]] = {}
-    for each in slices:
-        if each.parameter not in parameters:
+    for s in slices:
+        if s.parameter not in parameters:
             continue
-        dim, gates = _find_dimension(each, parameters[each.parameter])
-        known = rows.setdefault((each.parameter, dim), [])
+        dim, gates = _find_dimension(s, parameters[s.parameter])
+        table = rows.setdefault((s.parameter, dim), [])
         for row in gates:
             if bool((row >= 0).any()):
-                _add_row(known, row)
+                _add_row(table, row)
     return [
         Line(
             name,
             dim,
-            torch.stack(found),
+            torch.stack(gates_of_line),
             reads,
-            torch.zeros(len(found[0]), dtype=torch.bool, device="cpu"),
+            torch.zeros(len(gates_of_line[0]), dtype=torch.bool, device="cpu"),
         )
-        for (name, dim), found in rows.items()
-        if found
+        for (name, dim), gates_of_line in rows.items()
+        if gates_of_line
     ]
 
 
 def _add_row(rows: list[Tensor], row: Tensor) -> None:
     """Put a row of gates into the first that has none where this has some."""
-    for place, known in enumerate(rows):
-        both = (known >= 0) & (row >= 0)
-        if bool((known[both] == row[both]).all()):
-            rows[place] = torch.where(row >= 0, row, known)
+    for index, other in enumerate(rows):
+        both = (other >= 0) & (row >= 0)
+        if bool((other[both] == row[both]).all()):
+            rows[index] = torch.where(row >= 0, row, other)
             return
     rows.append(row.clone())
 

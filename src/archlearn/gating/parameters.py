@@ -104,36 +104,36 @@ def weights(model: nn.Module) -> list[nn.Parameter]:
     container = find_container(unwrap(model))
     if container is not None and container.on_weights is not None:
         return list(model.parameters())
-    known: set[int] = set()
+    learnt: set[int] = set()
     for holder in find_holders(model):
-        known |= {id(gate) for gate in holder.gates()}
+        learnt |= {id(gate) for gate in holder.gates()}
         if isinstance(holder, GateContainer):
-            known |= {id(probe) for probe in holder.probes().values()}
-    return [p for p in model.parameters() if id(p) not in known]
+            learnt |= {id(probe) for probe in holder.probes().values()}
+    return [p for p in model.parameters() if id(p) not in learnt]
 
 
 def find_holders(model: nn.Module) -> list[GateContainer | TriState]:
     """Return the parts of a model that hold gates. Once a step, so it must be quick."""
-    found: list[GateContainer | TriState] = []
+    holders: list[GateContainer | TriState] = []
     waiting: list[nn.Module | None] = [unwrap(model)]
     seen: set[nn.Module | None] = set()
     for module in waiting:
         if module is None or module in seen:
             continue
         if isinstance(module, GateContainer) or (isinstance(module, TriState) and module.gates()):
-            found.append(module)
+            holders.append(module)
             seen.add(module)
         if module._modules:  # others need not be remembered
             seen.add(module)
             waiting.extend(module._modules.values())
-    if not found and find_container(unwrap(model)) is not None:
+    if not holders and find_container(unwrap(model)) is not None:
         raise InputError(
             "the model's gates act on its weights, and are no parameters; they learn by "
             "archlearn.GateOptimizer(model, optimizer, total_steps=...)"
         )
-    if not found:
+    if not holders:
         raise InputError("the model has no gates; call add_gates on it first")
-    return found
+    return holders
 
 
 def _all_gates(model: nn.Module) -> list[Tensor]:
@@ -142,12 +142,12 @@ def _all_gates(model: nn.Module) -> list[Tensor]:
 
 def _gates(model: nn.Module, kind: str) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield gates by name; where several parts have some, with the name of the part in front."""
-    found = list(unwrap(model).named_modules())
-    n_parts = sum(isinstance(module, GateContainer) for _, module in found)
-    for name, module in found:
+    modules = list(unwrap(model).named_modules())
+    n_parts = sum(isinstance(module, GateContainer) for _, module in modules)
+    for name, module in modules:
         if isinstance(module, GateContainer):
             part = name.removesuffix(CONTAINER) if n_parts > 1 else ""
-            for own, gate in getattr(module, f"{kind}_gates")().items():
-                yield part + own, gate
+            for name_in_part, gate in getattr(module, f"{kind}_gates")().items():
+                yield part + name_in_part, gate
         elif isinstance(module, TriState) and getattr(module, kind, None) is not None:
             yield name, getattr(module, kind)

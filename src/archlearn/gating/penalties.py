@@ -43,8 +43,8 @@ class Strengths:
             _check_strength(name, getattr(self, name))
             object.__setattr__(self, name, float(getattr(self, name)))  # it may be a tensor
         if not isinstance(self.price, Price):  # pyright: ignore[reportUnnecessaryIsInstance]
-            known = ", ".join(map(str, Price))
-            raise InputError(f"price is {self.price!r}; give {known}")
+            prices = ", ".join(map(str, Price))
+            raise InputError(f"price is {self.price!r}; give {prices}")
 
     def numbers(self) -> tuple[float, ...]:
         """Return the four strengths."""

@@ -59,43 +59,43 @@ class LearnableSites:
     def __deepcopy__(self, memo: dict[int, Any]) -> "LearnableSites":
         return self
 
-    def width_reason(self, place: int, site: Site) -> Reason | None:
+    def width_reason(self, index: int, site: Site) -> Reason | None:
         """Return why a site's width is not learnt, or None if any of its channels is."""
-        channels = self.channel_graph.channels_of(place, site)
+        channels = self.channel_graph.channels_of(index, site)
         if channels is None:
-            return self.channel_graph.followed[place].hidden.get(site.node, NO_CHANNELS)
-        is_asked = self._is_asked(place, site)
+            return self.channel_graph.followed[index].hidden.get(site.node, NO_CHANNELS)
+        is_asked = self._is_asked(index, site)
         if not is_asked and not site.squashing:
             return NOT_ASKED
-        if self.n_learnt(place, site):
+        if self.n_learnt(index, site):
             return None
-        found = self.channel_graph.followed[place].sites.get(site.node)
-        atoms = channels if found is None else found.ids
+        labels = self.channel_graph.followed[index].sites.get(site.node)
+        atoms = channels if labels is None else labels.ids
         reasons, fixed = self.channel_graph.reasons, self.channel_graph.fixed
-        found = (
+        causes = (
             fixed.get(atom) if channel == FIXED else reasons.get(channel)
             for atom, channel in zip(atoms.tolist(), channels.tolist(), strict=True)
         )
-        return next(filter(None, found), NO_CHANNELS if is_asked else NOT_ASKED)
+        return next(filter(None, causes), NO_CHANNELS if is_asked else NOT_ASKED)
 
-    def n_learnt(self, place: int, site: Site) -> int:
+    def n_learnt(self, index: int, site: Site) -> int:
         """Return in how many of a site's channels the width is learnt.
 
         A squashing activation has no gates if others have some for the channels that it weighs.
         """
-        channels = self.channel_graph.channels_of(place, site)
-        if channels is None or not (site.squashing or self._is_asked(place, site)):
+        channels = self.channel_graph.channels_of(index, site)
+        if channels is None or not (site.squashing or self._is_asked(index, site)):
             return 0
         return int(self.channel_graph.is_learnt(channels).sum())
 
-    def _is_asked(self, place: int, site: Site) -> bool:
+    def _is_asked(self, index: int, site: Site) -> bool:
         is_stream = any(stream.site is site for stream in self.channel_graph.streams)
-        return is_stream or site.node in self.channel_graph.asked[place]
+        return is_stream or site.node in self.channel_graph.asked[index]
 
     def branch_places(self, names: Iterable[str]) -> frozenset[int]:
         """Return where branches stand among all, as `removals` counts them."""
-        known = list(self.branches)
-        return frozenset(known.index(name) for name in names)
+        branches = list(self.branches)
+        return frozenset(branches.index(name) for name in names)
 
     def neurons(self) -> Tensor:
         """Return how many neurons go with one gate of each group."""
@@ -128,7 +128,7 @@ class LearnableSites:
         ]
         for name, channels in held:
             gone = self.removals.tensors.get(name, frozenset())
-            stays = [frozenset({place}) not in gone for place in range(len(table))]
+            stays = [frozenset({branch}) not in gone for branch in range(len(table))]
             is_there = self.channel_graph.count_by_group(channels) > 0
             table &= ~(torch.tensor(stays, dtype=torch.bool, device="cpu")[:, None] & is_there)
         return table
@@ -180,9 +180,9 @@ def reselect_sites(
     old = learnable.channel_graph
     gated = {
         site.name
-        for place, found in enumerate(old.sites)
-        for site in found
-        if site.node in old.asked[place]
+        for index, sites in enumerate(old.sites)
+        for site in sites
+        if site.node in old.asked[index]
     }
     gated |= {stream.site.name for stream in old.streams if learnable.n_learnt(0, stream.site)}
     new = build_channel_graph(
@@ -220,9 +220,10 @@ def _narrow_group(group: Group, new_of: Tensor, new: ChannelGraph, dropped: Tens
     if group.heads is None:
         return replace(group, channels=new_of[group.channels[~dropped[group.channels]]])
     # Of each head others may be left, so that places are those of the narrowed network.
-    found = new_of[group.channels]
-    groups = [new.groups[place] for place in new.group_of[found[found >= 0]].unique() if place >= 0]
-    channels = [each.channels for each in groups if each.heads is not None]
+    new_ids = new_of[group.channels]
+    numbers = new.group_of[new_ids[new_ids >= 0]].unique()
+    groups = [new.groups[number] for number in numbers if number >= 0]
+    channels = [g.channels for g in groups if g.heads is not None]
     heads = new_of[group.heads[~dropped[group.heads]]]
     return replace(group, channels=torch.cat([heads[:0], *channels]), heads=heads)
 
@@ -243,16 +244,16 @@ def _match_channels(old: ChannelGraph, new: ChannelGraph, dropped: Tensor) -> Te
 
     A channel is known by where it stands in the parameters.
     """
-    found = torch.full((len(old.root),), -1, device="cpu")
+    counterparts = torch.full((len(old.root),), -1, device="cpu")
     homes = [(old.dims.get(key), channels) for key, channels in new.dims.items()]
     homes += [(old.elements.get(name), channels) for name, channels in new.elements.items()]
     for before, after in homes:
         if before is not None:
             left = before[~dropped[before]]
             if left.numel() == after.numel():
-                found[left] = after.reshape(-1)
-                found[old.parents[:, left]] = new.parents[:, after.reshape(-1)]
-    return found
+                counterparts[left] = after.reshape(-1)
+                counterparts[old.parents[:, left]] = new.parents[:, after.reshape(-1)]
+    return counterparts
 
 
 def select_tristates(net: nn.Module, inputs: ExampleInputs) -> LearnableSites:
@@ -303,7 +304,7 @@ class _LearnRequest:
     def check(self, learnable: LearnableSites) -> None:
         """Raise if a key meets nothing, or names one site and asks for what is not exact."""
         channel_graph = learnable.channel_graph
-        sites = [site for each in channel_graph.sites for site in each]
+        sites = [site for sites_of_graph in channel_graph.sites for site in sites_of_graph]
         sites += [stream.site for stream in channel_graph.streams]
         branches = [*learnable.branches, *learnable.no_branch]
         for key in self.learn or ():
@@ -370,9 +371,9 @@ def _names_of_branch(name: str) -> set[str]:
 
 
 def _explain_unknown(key: str, sites: list[Site], branches: list[str]) -> str:
-    known = sorted({name for site in sites for name in _names(site)}) + branches
+    keys = sorted({name for site in sites for name in _names(site)}) + branches
     named = f"; branches after their block: {', '.join(branches[:20])}" if branches else ""
-    close = difflib.get_close_matches(key, known, n=3)
+    close = difflib.get_close_matches(key, keys, n=3)
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
     return (
         f"learn[{key!r}] fits no site of gates{hint} Sites are named after the layer in "
@@ -383,10 +384,10 @@ def _explain_unknown(key: str, sites: list[Site], branches: list[str]) -> str:
 def _find_mergeable(
     net: nn.Module, channel_graph: ChannelGraph, wanted: Callable[[Site], bool]
 ) -> tuple[dict[str, MergeablePair], dict[str, Reason]]:
-    found: dict[str, dict[int, MergeablePair | str]] = {}
+    pairs: dict[str, dict[int, MergeablePair | str]] = {}
     trained = find_trained(channel_graph.graphs[-1])
-    for place, graph in enumerate(channel_graph.graphs):
-        for site in channel_graph.sites[place]:
+    for index, graph in enumerate(channel_graph.graphs):
+        for site in channel_graph.sites[index]:
             pair = (
                 find_pair(graph, net, site, channel_graph.sharing)
                 if wanted(site)
@@ -403,13 +404,13 @@ def _find_mergeable(
                 and not _fits_norm(graph, net, channel_graph, pair)
             ):
                 pair = "its BatchNorm does not normalise the layer's features"
-            if place == len(channel_graph.graphs) - 1 and site.node not in trained:
+            if index == len(channel_graph.graphs) - 1 and site.node not in trained:
                 pair = NO_GRADIENT.text
-            found.setdefault(site.name, {})[place] = pair
+            pairs.setdefault(site.name, {})[index] = pair
     mergeable: dict[str, MergeablePair] = {}
     reasons: dict[str, Reason] = {}
-    for name, each in found.items():
-        joined = join_pairs(channel_graph.graphs, each)
+    for name, by_graph in pairs.items():
+        joined = join_pairs(channel_graph.graphs, by_graph)
         if isinstance(joined, MergeablePair):
             mergeable[name] = joined
         else:
@@ -426,23 +427,23 @@ def _fits_norm(
     """A Linear's features lie along the last dimension, a BatchNorm's along the second."""
     if not isinstance(find_module(net, pair.first), nn.Linear):
         return True
-    place = channel_graph.graphs.index(graph)
+    index = channel_graph.graphs.index(graph)
     node = next(n for n in graph.nodes if n.op == "call_module" and n.target == pair.first)
-    labels: Any = channel_graph.followed[place].values[node.name]
+    labels: Any = channel_graph.followed[index].values[node.name]
     return labels.ids.dim() == 2
 
 
 def _find_rows(net: nn.Module, channel_graph: ChannelGraph) -> tuple[tuple[str, Tensor], ...]:
     rows: dict[str, tuple[str, Tensor]] = {}
     names = first_names(net)
-    for place, graph in enumerate(channel_graph.graphs):
+    for index, graph in enumerate(channel_graph.graphs):
         for node, op in find_linear_ops(graph, net):
-            found = channel_graph.followed[place]
-            labels: Any = found.values[node.name]
+            followed = channel_graph.followed[index]
+            labels: Any = followed.values[node.name]
             if op.weight in rows:
                 continue
             # Behind it they may be those of channels beside, or those of a part of the layer.
-            if node.name in found.passing or op.is_part or op.kind == RECURRENT:
+            if node.name in followed.passing or op.is_part or op.kind == RECURRENT:
                 weight, dim = op.output_dim
                 channels = channel_graph.dims[names.get(weight, weight), dim]
             else:

@@ -60,7 +60,7 @@ class WeightGates:
 
         Groups that cannot be read (see `left_out`) stay open. What was closed stays closed.
         """
-        known = self._copied or self.state_dict()
+        state = self._copied or self.state_dict()
         parameters = dict(model.named_parameters())
         stepped = {
             parameter: optimizer
@@ -79,7 +79,7 @@ class WeightGates:
                 reads=False,
             ),
         ]
-        places = {optimizer: place for place, optimizer in enumerate(optimizers)}
+        places = {optimizer: number for number, optimizer in enumerate(optimizers)}
         names = {line.parameter for line in self._lines}
         order = sorted(
             (name for name in parameters if name in names),
@@ -89,15 +89,15 @@ class WeightGates:
             Held(
                 parameters[name],
                 stepped[parameters[name]],
-                [each for each in self._lines if each.parameter == name and each.reads],
-                [each for each in self._lines if each.parameter == name and not each.reads],
+                [x for x in self._lines if x.parameter == name and x.reads],
+                [x for x in self._lines if x.parameter == name and not x.reads],
             )
             for name in order
         ]
         self._prepare_sums()
         self._norms = _find_norms(model, acting)
         self._copied = None
-        self.load_state_dict(known)
+        self.load_state_dict(state)
 
     def _prepare_sums(self) -> None:
         """Settle where the sum over each slice is held, and which sums make each gate's."""
@@ -166,23 +166,23 @@ class WeightGates:
         gradient = held.parameter.grad
         assert gradient is not None
         closed = [line for line in held.readers if line.index is not None]
-        found = {id(line): line.select(gradient) for line in closed}
+        gradients = {id(line): line.select(gradient) for line in closed}
         for line in closed:
             for other in closed:
                 if other is not line:  # where that is closed, too, opening one changes nothing
-                    other.fill_(found[id(line)])
-            product = found[id(line)].mul_(line.aside[VALUES])
-            place = next(i for i, each in enumerate(held.readers) if each is line)
-            sums[place].index_copy_(0, line.index, line.sum(product, self.dtype))  # pyright: ignore
+                    other.fill_(gradients[id(line)])
+            product = gradients[id(line)].mul_(line.aside[VALUES])
+            index = next(i for i, reader in enumerate(held.readers) if reader is line)
+            sums[index].index_copy_(0, line.index, line.sum(product, self.dtype))  # pyright: ignore
         for line in closed:
             line.fill_(gradient)
 
     def scale_(self, optimizer: torch.optim.Optimizer, scale: Tensor) -> None:
         """Divide what was read of an optimiser's parameters by a factor of their gradients."""
-        own = [x for x in self._held if x.optimizer is optimizer and x.readers]
-        if own:
-            last = self._part(own[-1])
-            start, end = own[0].readers[0].start, last.storage_offset() + len(last)
+        stepped = [x for x in self._held if x.optimizer is optimizer and x.readers]
+        if stepped:
+            last = self._part(stepped[-1])
+            start, end = stepped[0].readers[0].start, last.storage_offset() + len(last)
             self._sums[start:end].div_(scale.to(self._sums))
 
     def gradient(self) -> Tensor:
@@ -206,10 +206,10 @@ class WeightGates:
         self.is_open = wanted
         lines = {id(line): ~self._opened(line.gates).all(0) for line in self._lines}
         for held in self._held:
-            own = [*held.readers, *held.writers]
-            if any(not torch.equal(lines[id(line)], line.is_closed) for line in own):
+            acting = [*held.readers, *held.writers]
+            if any(not torch.equal(lines[id(line)], line.is_closed) for line in acting):
                 self._restore_(held)
-                for line in own:
+                for line in acting:
                     self._point_at(line, lines[id(line)], held.parameter.device)
                 self._take_aside_(held)
         self._follow_gates()
@@ -297,7 +297,7 @@ class WeightGates:
             InputError: If it is of other gates.
         """
         is_open: Tensor = state["is_open"]
-        known = {(each["parameter"], each["dim"], each["reads"]): each for each in state["aside"]}
+        entries = {(e["parameter"], e["dim"], e["reads"]): e for e in state["aside"]}
         if len(is_open) != len(self.is_open):
             raise InputError(
                 f"the state is of {len(is_open)} gates where the model has {len(self.is_open)}; "
@@ -310,14 +310,14 @@ class WeightGates:
             self._point_at(line, is_closed, devices[id(line)])
             if line.index is None:
                 continue
-            found = known.get((line.parameter, line.dim, line.reads))
-            n_held = 0 if found is None else found["tensors"][VALUES].numel()
-            if found is None or n_held == 0:
+            saved = entries.get((line.parameter, line.dim, line.reads))
+            n_held = 0 if saved is None else saved["tensors"][VALUES].numel()
+            if saved is None or n_held == 0:
                 raise InputError(
                     f"the state has no values aside for {line.parameter!r}, of which slices are "
                     "closed; give the state of a GateOptimizer of the same network"
                 )
-            tensors: dict[str, Tensor] = found["tensors"]
+            tensors: dict[str, Tensor] = saved["tensors"]
             line.aside = {key: t.to(devices[id(line)], copy=True) for key, t in tensors.items()}
         self._follow_gates()
 
@@ -336,8 +336,8 @@ class WeightGates:
         parameters = dict(model.named_parameters())
         for line in self._lines:
             if line.reads and line.index is not None:
-                found = line.select(parameters[line.parameter].detach())
-                if bool(found.any()):
+                weights = line.select(parameters[line.parameter].detach())
+                if bool(weights.any()):
                     return line.parameter
         return None
 
@@ -359,7 +359,7 @@ def _reads_zeros(modules: Sequence[nn.Module]) -> bool:
 def _follow_norms(model: nn.Module, group: GateGroup) -> bool:
     """Return whether the norms over a group's channels can leave closed ones out."""
     modules = [find_module(model, name) for name in group.norms]
-    gated = {each.parameter for each in (*group.readers, *group.writers)}
+    gated = {s.parameter for s in (*group.readers, *group.writers)}
     return _reads_zeros(modules) or all(
         is_open_form(module) and f"{name}.weight" in gated
         for name, module in zip(group.norms, modules, strict=True)
@@ -370,37 +370,38 @@ def _find_left_out(
     model: nn.Module, groups: Sequence[GateGroup], trained: set[str]
 ) -> dict[int, str]:
     """Return why the gates of some groups cannot act on weights."""
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for number, group in enumerate(groups):
         frozen = [s.parameter for s in group.readers if s.parameter not in trained]
         if group.reason is not None:
-            found[number] = group.reason
+            reasons[number] = group.reason
         elif frozen:
-            found[number] = (
+            reasons[number] = (
                 f"{frozen[0]} reads it and is frozen, or stepped by no optimizer that was given; "
                 "train it, or learn this part without"
             )
         elif not group.readers:
-            found[number] = "no weight reads it"
+            reasons[number] = "no weight reads it"
         elif group.norms and not _follow_norms(model, group):
-            found[number] = (
+            reasons[number] = (
                 f"{group.norms[0] or 'forward'!r} normalises over its channels, and cannot leave "
                 "closed ones out; use nn.LayerNorm or nn.GroupNorm as modules, with weights"
             )
-    return found
+    return reasons
 
 
 def _find_norms(model: nn.Module, groups: Iterable[GateGroup]) -> list[tuple[nn.Module, Tensor]]:
     """Return norms over open channels, and the gates of these."""
-    found: dict[str, list[Slices]] = {}
+    slices_of: dict[str, list[Slices]] = {}
     for group in groups:
         for name in group.norms:
             if is_open_form(find_module(model, name)):
-                own = (x for x in (*group.readers, *group.writers) if x.dim == 0)
-                found.setdefault(name, []).extend(x for x in own if x.parameter == f"{name}.weight")
+                rows = (x for x in (*group.readers, *group.writers) if x.dim == 0)
+                weights = [x for x in rows if x.parameter == f"{name}.weight"]
+                slices_of.setdefault(name, []).extend(weights)
     parameters = dict(model.named_parameters())
     joined = {
         name: join_slices(parameters, slices, reads=False)[0].gates
-        for name, slices in found.items()
+        for name, slices in slices_of.items()
     }
     return [(find_module(model, name), gates) for name, gates in joined.items()]

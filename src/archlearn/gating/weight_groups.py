@@ -95,25 +95,25 @@ def find_closed(
     for group in groups:
         norms = [find_module(net, name) for name in group.norms if name not in open_norms]
         if all(read_rms_norm(module) is not None for module in norms):
-            for each in group.readers:
-                here = each.gates >= 0
-                acts[each.gates[here]] = True
-                is_read = ~are_zero(net, each)
+            for s in group.readers:
+                here = s.gates >= 0
+                acts[s.gates[here]] = True
+                is_read = ~are_zero(net, s)
                 has_plain_norms = len(norms) == len(group.norms)
-                if each.parameter in constants and each.dim == 1 and has_plain_norms:
-                    is_read &= ~constants[each.parameter]
-                is_open[each.gates[here & is_read]] = True
+                if s.parameter in constants and s.dim == 1 and has_plain_norms:
+                    is_read &= ~constants[s.parameter]
+                is_open[s.gates[here & is_read]] = True
     return acts & ~is_open
 
 
 class _GroupFinder:
     def __init__(self, net: nn.Module, graph: ChannelGraph) -> None:
         self.net, self.graph = net, graph
-        self.readers = [GraphReader(net, graph, place) for place in range(len(graph.graphs))]
+        self.readers = [GraphReader(net, graph, index) for index in range(len(graph.graphs))]
         rows, columns, shares = graph.parents
         self.heads = torch.cat([rows[rows != columns], shares[shares != rows]])
         self.within = columns[rows != columns]
-        parts = [ids for each in graph.followed for p in each.products.values() for _, ids in p]
+        parts = [ids for f in graph.followed for p in f.products.values() for _, ids in p]
         products = torch.cat([graph.root[:0], *parts])
         self.attended = graph.parents[:, products].flatten()
         self.bare = {stream.site.name for stream in graph.bare_streams}
@@ -140,8 +140,8 @@ class _GroupFinder:
         return "stream" if group.name.split("/")[0] in self.bare else "width"
 
     def _find_acting(self, number: int) -> _Acting:
-        found = [(reader, reader.read(number)) for reader in self.readers]
-        norms = dict.fromkeys(name for _, reads in found for name, _ in reads.norms)
+        readings = [(reader, reader.read(number)) for reader in self.readers]
+        norms = dict.fromkeys(name for _, reads in readings for name, _ in reads.norms)
         modules = [find_module(self.net, name) for name in norms]
         by_zeros = all(read_rms_norm(module) is not None for module in modules)
         unknown = [n for n, m in zip(norms, modules, strict=True) if not isinstance(m, _MASKED)]
@@ -150,7 +150,7 @@ class _GroupFinder:
                 f"{unknown[0] or type(self.net).__name__!r} normalises over its channels, and is "
                 "none of torch's norms"
             )
-        acting = [s for reader, reads in found for s in reader.act(number, reads, by_zeros)]
+        acting = [s for reader, reads in readings for s in reader.act(number, reads, by_zeros)]
         return _Acting(_join(acting), tuple(norms))
 
     def _find_all(self, number: int) -> tuple[Slices, ...]:
@@ -162,11 +162,11 @@ class _GroupFinder:
 
 def _join(slices: Iterable[Slices]) -> tuple[Slices, ...]:
     """Put together what lies along the same dimension of the same parameter."""
-    found: dict[tuple[str, int | None], Tensor] = {}
-    for each in slices:
-        known = found.setdefault((each.parameter, each.dim), each.gates)
-        found[each.parameter, each.dim] = torch.maximum(known, each.gates)
-    return tuple(Slices(*key, _without_empty_rows(gates)) for key, gates in found.items())
+    joined: dict[tuple[str, int | None], Tensor] = {}
+    for s in slices:
+        gates_so_far = joined.setdefault((s.parameter, s.dim), s.gates)
+        joined[s.parameter, s.dim] = torch.maximum(gates_so_far, s.gates)
+    return tuple(Slices(*key, _without_empty_rows(gates)) for key, gates in joined.items())
 
 
 def _without_empty_rows(gates: Tensor) -> Tensor:
@@ -175,13 +175,13 @@ def _without_empty_rows(gates: Tensor) -> Tensor:
 
 def _subtract(slices: Iterable[Slices], others: Iterable[Slices]) -> tuple[Slices, ...]:
     """Leave out the slices that are among others."""
-    known = {(each.parameter, each.dim): (each.gates >= 0).any(0) for each in others}
+    taken = {(s.parameter, s.dim): (s.gates >= 0).any(0) for s in others}
     left: list[Slices] = []
-    for each in slices:
-        is_other = known.get((each.parameter, each.dim))
-        gates = each.gates if is_other is None else each.gates.masked_fill(is_other, -1)
+    for s in slices:
+        is_other = taken.get((s.parameter, s.dim))
+        gates = s.gates if is_other is None else s.gates.masked_fill(is_other, -1)
         if bool((gates >= 0).any()):
-            left.append(Slices(each.parameter, each.dim, _without_empty_rows(gates)))
+            left.append(Slices(s.parameter, s.dim, _without_empty_rows(gates)))
     return tuple(left)
 
 
@@ -191,12 +191,12 @@ def _why_not_learnt(net: nn.Module, slices: Iterable[Slices], size: int, start: 
         dict(net.named_parameters()),
         torch.zeros(size, dtype=torch.bool, device="cpu"),
     )
-    for each in slices:
-        acts[each.gates[each.gates >= 0] - start] = True
-        if each.parameter not in parameters:
-            return f"{each.parameter!r} is computed from other weights at every call"
-        if not parameters[each.parameter].requires_grad:
-            return f"{each.parameter!r} is frozen"
+    for s in slices:
+        acts[s.gates[s.gates >= 0] - start] = True
+        if s.parameter not in parameters:
+            return f"{s.parameter!r} is computed from other weights at every call"
+        if not parameters[s.parameter].requires_grad:
+            return f"{s.parameter!r} is frozen"
     return None if bool(acts.all()) else "no weight reads some of its channels"
 
 

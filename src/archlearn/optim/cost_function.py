@@ -44,9 +44,9 @@ def merge_savings(
         bias = torch.maximum(bias, folded)
         bars = bars + folded @ t["bare_of_segment"]
     has_bias = torch.addmm(t["seg_has_norm"], bias, of_segment) > 0
-    n_in, n_out, beside = dims[:, t["apart_and_whole"]].unbind(1)
-    known = t["kernels"], torch.cat([bias, has_bias], 1), t["applied"] * beside
-    counts = torch.stack(count_layer(n_in, n_out, *known), 1)
+    n_in, n_out, n_beside = dims[:, t["apart_and_whole"]].unbind(1)
+    shapes = t["kernels"], torch.cat([bias, has_bias], 1), t["applied"] * n_beside
+    counts = torch.stack(count_layer(n_in, n_out, *shapes), 1)
     apart, whole = counts.tensor_split([len(of_segment)], 2)
     change = whole - apart @ of_segment
     if len(t["norm_dims"]):
@@ -78,8 +78,8 @@ def _best_partition(change: Tensor, table: Tensor) -> Tensor:
     totals = [torch.zeros_like(first), first]
     for end in range(1, len(table)):
         reached = torch.stack(totals, -1) + change[:, :, table[end, :, : end + 1]]
-        place = reached[:, :1].argmin(-1, keepdim=True)
-        totals.append(reached.take_along_dim(place, -1)[..., 0])
+        best = reached[:, :1].argmin(-1, keepdim=True)
+        totals.append(reached.take_along_dim(best, -1)[..., 0])
     return totals[-1][:, 1:].sum(-1)
 
 
@@ -108,15 +108,15 @@ class _Segment(NamedTuple):
 def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
     """Return every run of layers that may become one, and what it would cost, as tables."""
     chains = chain_pairs(list(terms.learnable.mergeable.values()))
-    site_of = {site: place for place, site in enumerate(terms.learnable.mergeable)}
+    site_of = {site: index for index, site in enumerate(terms.learnable.mergeable)}
     mergeable = [pair for chain in chains for pair in (*chain, None)]
     layers = [name for chain in chains for name in layers_of(chain)]
     segments, table = _find_segments(terms, chains)
     none = len(terms.fold_layers)
     modules: list[Any] = [find_module(terms.model, name) for name in layers]
     norms = [
-        (terms.slot(f"{norm}.{key}", 0), place)
-        for place, pair in enumerate(mergeable)
+        (terms.slot(f"{norm}.{key}", 0), index)
+        for index, pair in enumerate(mergeable)
         if pair is not None
         for norm in pair.norms
         for key, _ in find_module(terms.model, norm).named_parameters()
@@ -126,10 +126,10 @@ def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
     slot = terms.slot
     applied = {name: terms.applied(name) for name in layers}
     firsts = [pair.first for pair in terms.learnable.mergeable.values()]
-    place = torch.arange(len(layers), device="cpu")[:, None]
+    position = torch.arange(len(layers), device="cpu")[:, None]
     first = as_indices([s.first for s in segments])
     last, bare = as_indices([s.last for s in segments]), as_indices([s.bare for s in segments])
-    is_inside = (first <= place) & (place < last)
+    is_inside = (first <= position) & (position < last)
     return {
         "norm_dims": norm_table[:, 0],
         "norms_of_segment": is_inside[norm_table[:, 1]].double(),
@@ -149,9 +149,9 @@ def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
         "kernels": as_numbers([math.prod(merged_kernel(names, terms.sizes)) for names in runs]),
         "applied": as_numbers([applied[names[-1]][1] for names in runs]),
         "pair_site": as_indices([site_of[pair.site] if pair else 0 for pair in mergeable]),
-        "layers_of_segment": ((first <= place) & (place <= last)).double(),
+        "layers_of_segment": ((first <= position) & (position <= last)).double(),
         "links_of_segment": is_inside.double(),
-        "bare_of_segment": ((first <= place) & (place <= bare)).double(),
+        "bare_of_segment": ((first <= position) & (position <= bare)).double(),
         "seg_has_norm": as_numbers([s.has_norm for s in segments]),
         "seg_table": table,
     }
@@ -291,10 +291,10 @@ class CostFunction:
         sizes = self.group.bincount()
         if least_widths is None:
             least_widths = self._least
-        place = torch.arange(len(self.group), device="cpu") - (sizes.cumsum(0) - sizes)[self.group]
+        rank = torch.arange(len(self.group), device="cpu") - (sizes.cumsum(0) - sizes)[self.group]
         n_others = self.n_depth + self.n_branches
         goes = torch.ones(n_others, device="cpu") if held is None else ~held.cpu()
-        return (place < least_widths.cpu()[self.group]).double(), goes.double()
+        return (rank < least_widths.cpu()[self.group]).double(), goes.double()
 
     def _tables_on(self, device: torch.device) -> dict[str, Tensor]:
         if device not in self._tables:

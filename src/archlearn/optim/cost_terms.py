@@ -75,8 +75,8 @@ class CostTerms:
         cells = (parents[0] != parents[1]).nonzero().flatten()
         gates = self.gate_of[parents[:, cells]]
         gates[2, parents[2, cells] == parents[0, cells]] = self.n_gates
-        pairs, place = gates.unique(dim=1, return_inverse=True)
-        self.gate_of[cells] = self.n_gates + 1 + place
+        pairs, pair_index = gates.unique(dim=1, return_inverse=True)
+        self.gate_of[cells] = self.n_gates + 1 + pair_index
         self.n_states = self.n_gates + 1 + pairs.shape[1]
         self._tables["pairs"] = pairs
 
@@ -103,15 +103,15 @@ class CostTerms:
     def _write_presences(self) -> None:
         """Write for each kind of things the sets of branches with any of which they are gone."""
         sets = [
-            (each, presence) for closings, presence in self.presences.items() for each in closings
+            (closing, presence) for every, presence in self.presences.items() for closing in every
         ]
         table = torch.zeros(
             len(sets), len(self.learnable.branches), dtype=torch.float64, device="cpu"
         )
         gone = torch.zeros(len(sets), len(self.presences), dtype=torch.float64, device="cpu")
-        for place, (each, presence) in enumerate(sets):
-            table[place, list(each)] = 1.0
-            gone[place, presence] = 1.0
+        for row, (closing, presence) in enumerate(sets):
+            table[row, list(closing)] = 1.0
+            gone[row, presence] = 1.0
         self._tables |= {"sets": table.T, "set_sizes": table.sum(1), "gone_with_set": gone}
 
     def _presence(self, closings: Closings) -> int:
@@ -126,12 +126,12 @@ class CostTerms:
         return self._presence(self.learnable.removals.calls[0].get(name, frozenset()))
 
     def _find_dims(self) -> None:
-        known: dict[int, int] = {}
+        index_of: dict[int, int] = {}
         for key, channels in self.channel_graph.dims.items():
-            if id(channels) not in known:
-                known[id(channels)] = len(self.full)
+            if id(channels) not in index_of:
+                index_of[id(channels)] = len(self.full)
                 self._add_dim(self.gate_of[channels])
-            self.dim_of[key] = known[id(channels)]
+            self.dim_of[key] = index_of[id(channels)]
         for name, channels in self.channel_graph.elements.items():
             gates = self.gate_of[channels]
             for dim, size in enumerate(gates.shape):
@@ -146,10 +146,10 @@ class CostTerms:
         for call, ids in self.channel_graph.followed[0].passing.items():
             self.passing[call] = len(self.full)
             self._add_dim(self.gate_of[self.channel_graph.root[ids]])
-        for call, each in self._applications():
-            if each.rows is not None:
+        for call, use in self._applications():
+            if use.rows is not None:
                 self.rows[call] = len(self.full)
-                self._add_dim(self.gate_of[each.rows])
+                self._add_dim(self.gate_of[use.rows])
 
     def _add_dim(self, gates: Tensor) -> None:
         if gates.dim() > 1 and bool((gates == gates[:, :1]).all()):
@@ -164,22 +164,22 @@ class CostTerms:
         Where it has several, it stays as long as one of them is open, and counts for all like it.
         """
         dims: list[tuple[int, int]] = []  # of each count: the dimension, and how much it adds
-        for place, gates in enumerate(self.slices):
+        for index, gates in enumerate(self.slices):
             if gates.dim() == 1:
-                dims.append((place, 1))
+                dims.append((index, 1))
                 self.columns.append(gates.unique(return_counts=True))
                 continue
             rows, counts = gates.sort(1).values.unique(dim=0, return_counts=True)
             for row, n in zip(rows, counts.tolist(), strict=True):
-                dims.append((place, n))
-                self.columns.append((found := row.unique(), torch.ones_like(found)))
+                dims.append((index, n))
+                self.columns.append((distinct := row.unique(), torch.ones_like(distinct)))
         sizes = torch.zeros(
             len(dims), len(self.full) + len(self.constants), dtype=torch.float64, device="cpu"
         )
-        for row, (place, n) in zip(sizes, dims, strict=True):
-            row[place] = n
+        for row, (index, n) in zip(sizes, dims, strict=True):
+            row[index] = n
         is_row = torch.tensor(
-            [self.slices[place].dim() > 1 for place, _ in dims], dtype=torch.bool, device="cpu"
+            [self.slices[index].dim() > 1 for index, _ in dims], dtype=torch.bool, device="cpu"
         )
         self._tables |= {
             "dims": sizes,
@@ -248,14 +248,14 @@ class CostTerms:
         for name in dict.fromkeys([*narrows, *(name for name in parameters if name in removable)]):
             slots, rest = self._tied_slots(name)
             presence, macs = self.presence_of_tensor(name), applied.pop(name, {})
-            own = rest * (name in parameters), rest * macs.pop((presence, ()), 0.0)
-            self.entries[name] = self._add_entry(slots, own, presence)
-            for (other, beside), n in macs.items():
-                self._add_entry([*slots, *beside], (0.0, rest * n), other)
+            weights = rest * (name in parameters), rest * macs.pop((presence, ()), 0.0)
+            self.entries[name] = self._add_entry(slots, weights, presence)
+            for (other, passed), n in macs.items():
+                self._add_entry([*slots, *passed], (0.0, rest * n), other)
         for call in self.rows:
-            (each,) = self.calls[call]
-            slots, rest = self._tied_slots(each.weight, call)
-            self._add_entry(slots, (0.0, rest * each.n_places), self._presence_of_call(call))
+            (use,) = self.calls[call]
+            slots, rest = self._tied_slots(use.weight, call)
+            self._add_entry(slots, (0.0, rest * use.n_places), self._presence_of_call(call))
         total = count_parameters(self.model)
         total -= sum(parameters[name].numel() for name in self.entries if name in parameters)
         self.fixed = (float(total),)
@@ -266,27 +266,27 @@ class CostTerms:
             self._add_entry([slot], (0.0, n / self.full[slot]), self._presence_of_call(call))
         rest_macs += [(n, {(self._presence_of_call(name), ()): 1.0}) for name, n in others.items()]
         for size, applications in rest_macs:
-            for (presence, beside), n in applications.items():
-                self._add_entry(list(beside), (0.0, size * n), presence)
+            for (presence, passed), n in applications.items():
+                self._add_entry(list(passed), (0.0, size * n), presence)
 
     def _applied(self) -> dict[str, dict[tuple[int, tuple[int, ...]], float]]:
         """Return how often each weight is applied by calls that go with the same branches.
 
         And along the same channels beside: how often for each of those.
         """
-        found: dict[str, dict[tuple[int, tuple[int, ...]], float]] = {}
-        for call, each in self._applications():
-            applications = found.setdefault(each.weight, {})
+        counts: dict[str, dict[tuple[int, tuple[int, ...]], float]] = {}
+        for call, use in self._applications():
+            applications = counts.setdefault(use.weight, {})
             if call in self.rows:
                 continue
-            beside, per_channel = self._beside(call, each.n_places)
-            key = self._presence_of_call(call), beside
+            passed, per_channel = self._beside(call, use.n_places)
+            key = self._presence_of_call(call), passed
             applications[key] = applications.get(key, 0.0) + per_channel
-        return found
+        return counts
 
     def _applications(self) -> list[tuple[str, Application]]:
         """Return each call with each weight that it applies."""
-        return [(call, each) for call, applied in self.calls.items() for each in applied]
+        return [(call, use) for call, applied in self.calls.items() for use in applied]
 
     def _beside(self, call: str, n: int) -> tuple[tuple[int, ...], float]:
         """Return the place of the channels beside that a call is applied to, and how often."""
@@ -296,9 +296,9 @@ class CostTerms:
     def applied(self, layer: str) -> tuple[int, float]:
         """Return the same of a layer that is called once; the place is that of 1 for most."""
         weight = f"{layer}.weight"
-        calls = [(n, each.n_places) for n, each in self._applications() if each.weight == weight]
-        beside, per_channel = self._beside(*calls[0]) if calls else ((), 0.0)
-        return next(iter(beside), self._constant(1.0)), per_channel
+        calls = [(n, use.n_places) for n, use in self._applications() if use.weight == weight]
+        passed, per_channel = self._beside(*calls[0]) if calls else ((), 0.0)
+        return next(iter(passed), self._constant(1.0)), per_channel
 
     def _add_entry(self, slots: list[int], weights: tuple[float, ...], presence: int) -> int:
         self.entry_rows.append(slots)
@@ -323,18 +323,18 @@ class CostTerms:
         folds: dict[str, set[int]] = {}
         for layer, channels, constant in find_constant_inputs(self.model, self.channel_graph):
             gates = self.gate_of[self.channel_graph.parents[:, channels[constant]]]
-            found = set(gates[gates < self.n_gates].tolist())
-            if found:
-                folds.setdefault(layer, set()).update(found)
+            open_gates = set(gates[gates < self.n_gates].tolist())
+            if open_gates:
+                folds.setdefault(layer, set()).update(open_gates)
         modules = {name: find_module(self.model, name) for name in folds}
         layers = [name for name, m in modules.items() if getattr(m, "bias", None) is None]
-        self.fold_layers = {name: place for place, name in enumerate(layers)}
+        self.fold_layers = {name: number for number, name in enumerate(layers)}
         self.n_folds = len(layers)
         gates = [as_indices(sorted(folds[name])) for name in layers]
-        self.fold_columns = [(each, torch.ones_like(each)) for each in gates]
+        self.fold_columns = [(column, torch.ones_like(column)) for column in gates]
         weights = [f"{name}.weight" for name in layers]
         self._tables |= {
-            "fold_full": as_numbers([len(each) for each in gates]),
+            "fold_full": as_numbers([len(column) for column in gates]),
             "fold_out": as_indices([self.slot(weight, 0) for weight in weights]),
             "fold_presence": as_indices([self.presence_of_tensor(weight) for weight in weights]),
         }
@@ -386,10 +386,10 @@ class CostTerms:
         applied = self.calls
         by_presence: dict[int, Tensor] = {}
         for node in self.channel_graph.graphs[0].nodes:
-            own, number, product = calls.get(node.name, (0.0, 0.0, 0.0))
+            call_time, number, product = calls.get(node.name, (0.0, 0.0, 0.0))
             presence = self._presence_of_call(node.name)
             times = torch.zeros(self.n_states, dtype=torch.float64, device="cpu")
-            values = [followed.values.get(each.name) for each in (*node.all_input_nodes, node)]
+            values = [followed.values.get(n.name) for n in (*node.all_input_nodes, node)]
             for labels in tree_leaves(values) if number else ():
                 if isinstance(labels, Labels):
                     ids = without_repeats(labels.ids)
@@ -402,16 +402,16 @@ class CostTerms:
                 if call == node.name:
                     n_others -= n
                     self._add_entry([slot], (0.0, 0.0, product * n / self.full[slot]), presence)
-            self._add_entry([], (0.0, 0.0, own + product * n_others), presence)
-            for each in applied.get(node.name, ()):
-                slots, rest = self._tied_slots(each.weight, node.name)
-                beside, per_channel = self._beside(node.name, each.n_places)
+            self._add_entry([], (0.0, 0.0, call_time + product * n_others), presence)
+            for use in applied.get(node.name, ()):
+                slots, rest = self._tied_slots(use.weight, node.name)
+                passed, per_channel = self._beside(node.name, use.n_places)
                 times_of = (0.0, 0.0, product * rest * per_channel)
-                self._add_entry([*slots, *beside], times_of, presence)
+                self._add_entry([*slots, *passed], times_of, presence)
         rates = [calls[name][2] for name in applied if name in calls]
         places = [times.nonzero().flatten() for times in by_presence.values()]
-        found = zip(places, by_presence.values(), strict=True)
-        self.time_columns = [(place, times[place]) for place, times in found]
+        columns = zip(places, by_presence.values(), strict=True)
+        self.time_columns = [(cells, times[cells]) for cells, times in columns]
         self._tables |= {
             "gate_times_presence": as_indices([*by_presence]),
             "merge_time": as_numbers(sum(rates) / max(1, len(rates))),

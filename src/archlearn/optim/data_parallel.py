@@ -15,9 +15,7 @@ def renew_wrappers_(model: nn.Module) -> None:
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         return
-    wrappers = [
-        each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)
-    ]
+    wrappers = [x for x in gc.get_objects() if issubclass(type(x), DistributedDataParallel)]
     for wrapper in wrappers:
         if any(module is model for module in wrapper.modules()):
             _renew_(wrapper)
@@ -25,8 +23,8 @@ def renew_wrappers_(model: nn.Module) -> None:
 
 def _renew_(wrapper: DistributedDataParallel) -> None:
     held = vars(wrapper)
-    known = inspect.signature(DistributedDataParallel).parameters
-    options = {name: held[name] for name in known if name in held}
+    parameters = inspect.signature(DistributedDataParallel).parameters
+    options = {name: held[name] for name in parameters if name in held}
     if "device_mesh" in options:
         del options["process_group"]
     module, is_training, hooks = wrapper.module, wrapper.training, held["_comm_hooks"]

@@ -37,7 +37,7 @@ class Merge(NamedTuple):
     `begin` is a part of the path, or a step. One must where nothing else reaches the budget.
     """
 
-    place: int
+    layer: int
     begin: float
     is_needed: bool
 
@@ -62,7 +62,7 @@ class DepthChoice:
 def choose_layers(learnable: LearnableSites, protected: Tensor, power: float) -> DepthChoice:
     """Return which layers of a network may merge, but for those that are protected."""
     order, last_resort = (
-        tuple(place for place in places if not protected[place])
+        tuple(layer for layer in places if not protected[layer])
         for places in order_layers(learnable)
     )
     least = min(_LEAST_SAVING, _OF_A_LAYER / max(1, len(learnable.rows)))
@@ -78,12 +78,10 @@ def order_layers(learnable: LearnableSites) -> tuple[list[int], list[int]]:
     seconds = {pair.second for pair in learnable.mergeable.values()}
     graphs, followed = learnable.channel_graph.graphs, learnable.channel_graph.followed
     order, others = list[int](), list[int]()
-    for place, pair in enumerate(learnable.mergeable.values()):
+    for layer, pair in enumerate(learnable.mergeable.values()):
         calls = zip(graphs, followed, pair.nodes, strict=True)
-        has_bypass = any(
-            nodes and is_bypassed(graph, known.values, nodes[-1]) for graph, known, nodes in calls
-        )
-        (order if pair.first in seconds and not has_bypass else others).append(place)
+        has_bypass = any(nodes and is_bypassed(g, f.values, nodes[-1]) for g, f, nodes in calls)
+        (order if pair.first in seconds and not has_bypass else others).append(layer)
     return order[::-1], others[::-1]
 
 
@@ -101,7 +99,7 @@ def plan_merges(
         choice: Which layers may merge, in which order, and how far the path goes.
     """
     state, start = linear.clone(), costs(linear[None])[0]
-    left = [place for place in (*choice.order, *choice.last_resort) if not linear[place]]
+    left = [layer for layer in (*choice.order, *choice.last_resort) if not linear[layer]]
     merges: list[Merge] = []
     while left:
         now = costs(state[None])[0]
@@ -112,13 +110,13 @@ def plan_merges(
         after = costs(flip_each(state)[left])
         saved = (now - after)[:, binding] / start[binding]
         overshoots = ((after < limits) | limits.isinf()).all(1)
-        is_regular = torch.tensor([place in choice.order for place in left], device="cpu")
+        is_regular = torch.tensor([layer in choice.order for layer in left], device="cpu")
         may_go = (saved > 0) if is_short else (saved >= choice.least) & ~overshoots & is_regular
         if not may_go.any():
             break
-        place = left.pop(int(may_go.long().argmax()))
-        merges.append(Merge(place, min(1.0, due.item()), is_short))
-        state[place] = 1.0
+        layer = left.pop(int(may_go.long().argmax()))
+        merges.append(Merge(layer, min(1.0, due.item()), is_short))
+        state[layer] = 1.0
     return merges
 
 

@@ -28,15 +28,15 @@ _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 def read_budget(budget: Budget, start: Mapping[str, float], n_examples: int) -> dict[str, float]:
     """Return a budget as numbers for a run on the example inputs; percentages are of the start."""
     if not isinstance(budget, Mapping) or not budget:  # pyright: ignore[reportUnnecessaryIsInstance]
-        found = "empty" if budget == {} else with_article(type(budget).__name__)
+        kind = "empty" if budget == {} else with_article(type(budget).__name__)
         raise InputError(
-            f"budget is {found}; give a dict, such as "
+            f"budget is {kind}; give a dict, such as "
             '{"multiply_adds": "50%"} or {"parameters": 10_000}'
         )
-    known = (*COSTS, LATENCY)
-    unknown = [name for name in budget if name not in known]
+    costs = (*COSTS, LATENCY)
+    unknown = [name for name in budget if name not in costs]
     if unknown:
-        raise InputError(f"budget names {unknown[0]!r}; choose among {', '.join(known)}")
+        raise InputError(f"budget names {unknown[0]!r}; choose among {', '.join(costs)}")
     return {
         name: _amount(name, value, start[name], unit_of(name, n_examples))
         for name, value in budget.items()
@@ -105,16 +105,16 @@ def _write_cost(name: str, cost: float, n_examples: int) -> str:
 
 def find_gated(model: nn.Module) -> nn.Module:
     """Return the part of a model that `add_gates` made."""
-    found = [module for module in unwrap(model).modules() if own_container(module) is not None]
-    if len(found) != 1:
+    modules = [module for module in unwrap(model).modules() if own_container(module) is not None]
+    if len(modules) != 1:
         raise InputError(
-            f"the model has {len(found)} sets of gates from add_gates; GateOptimizer learns those "
-            "of one. Call add_gates on it, or on one part of it; where several parts have gates, "
-            "give one part, and make a GateOptimizer for each; for TriState placed by hand use "
-            "parameter_groups and penalty"
+            f"the model has {len(modules)} sets of gates from add_gates; GateOptimizer learns "
+            "those of one. Call add_gates on it, or on one part of it; where several parts have "
+            "gates, give one part, and make a GateOptimizer for each; for TriState placed by hand "
+            "use parameter_groups and penalty"
         )
-    check_numbers(found[0].named_parameters())
-    return found[0]
+    check_numbers(modules[0].named_parameters())
+    return modules[0]
 
 
 def check_arguments(
@@ -161,15 +161,15 @@ def find_alike(container: GateContainer, left_out: Tensor, *, equal_blocks: bool
     """
     groups = container.channel_graph.groups
     is_gone = container.learnable.inner_groups()[left_out].any(0).tolist()
-    found: dict[tuple[str, int], list[int]] = {}
-    for place, group in enumerate(groups):
-        if is_gone[place]:
+    by_kind: dict[tuple[str, int], list[int]] = {}
+    for index, group in enumerate(groups):
+        if is_gone[index]:
             continue
         kind = _NUMBER.sub("*", group.name), container.original_sizes[group.name]
-        found.setdefault(kind, []).append(place)
+        by_kind.setdefault(kind, []).append(index)
     alike = torch.arange(len(groups), device="cpu")
-    for places in found.values() if equal_blocks else ():
-        alike[places] = max(places, key=lambda place: len(groups[place].channels))
+    for places in by_kind.values() if equal_blocks else ():
+        alike[places] = max(places, key=lambda index: len(groups[index].channels))
     return alike
 
 
@@ -212,9 +212,9 @@ def least_widths(
         ]
         is_branch = any(fnmatch.fnmatch(name, pattern) for name in container.learnable.branches)
         if not is_branch and not bool(torch.stack(held).any()):
-            known = ", ".join(name for name, _ in container.learnable.rows)
+            layers = ", ".join(name for name, _ in container.learnable.rows)
             raise InputError(
-                f"protect names {pattern!r}, but no layer is called so; there are {known}"
+                f"protect names {pattern!r}, but no layer is called so; there are {layers}"
             )
         least = torch.where(torch.stack(held).any(0), sizes, least)
     return torch.minimum((least + steps - 1) // steps * steps, sizes)
@@ -236,7 +236,7 @@ def find_inside(learnable: LearnableSites, inner: Tensor) -> Tensor:
     weights = [f"{pair.first}.weight" for pair in learnable.mergeable.values()]
     additions = [branch.additions[0].node for branch in learnable.branches.values()]
     n_branches, inside = len(learnable.branches), list[list[bool]]()
-    for alone in (frozenset({place}) for place in range(n_branches)):
+    for alone in (frozenset({index}) for index in range(n_branches)):
         tensors = learnable.removals.gone_tensors(alone)
         calls = learnable.removals.gone_calls(0, alone)
         inside.append([*(w in tensors for w in weights), *(node in calls for node in additions)])

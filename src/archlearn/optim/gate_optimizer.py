@@ -245,7 +245,7 @@ class GateOptimizer(Optimizer):
             choice,
         )
         path = PATH * (self._end - self._begin)
-        return [each._replace(begin=round(self._begin + path * each.begin)) for each in merges]
+        return [merge._replace(begin=round(self._begin + path * merge.begin)) for merge in merges]
 
     @property
     def latency(self) -> LatencyTable | None:
@@ -284,8 +284,8 @@ class GateOptimizer(Optimizer):
         self._is_large = torch.cat([is_coarse, torch.ones_like(gone, dtype=torch.bool)])
         self._has_large = bool(is_coarse.any()) or self._cost.n_branches > 0
         self._neuron_counts = NeuronCounts(learnable)
-        groups = {group.name: place for place, group in enumerate(channel_graph.groups)}
-        counts = [(place, gate.numel()) for place, gate in enumerate(self._container.gates())]
+        groups = {group.name: index for index, group in enumerate(channel_graph.groups)}
+        counts = [(index, gate.numel()) for index, gate in enumerate(self._container.gates())]
         probes = self._container.probes().items()
         counts += [(groups[name], probe.numel()) for name, probe in probes]
         places, sizes = torch.tensor(counts, dtype=torch.long, device="cpu").view(-1, 2).unbind(1)
@@ -317,8 +317,8 @@ class GateOptimizer(Optimizer):
         self.param_groups[0]["start"] = costs
         self._start = torch.tensor(costs, dtype=torch.float64, device=self._limits.device)
         if self._has_default_budget:
-            place = COSTS.index("multiply_adds")
-            self._limits[place] = math.floor((costs[place] + self._cheapest[COSTS[place]]) / 2)
+            index = COSTS.index("multiply_adds")
+            self._limits[index] = math.floor((costs[index] + self._cheapest[COSTS[index]]) / 2)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore
         """Take down the gradients of this step and, every now and then, close or open gates."""
@@ -439,15 +439,15 @@ class GateOptimizer(Optimizer):
         for merge in itertools.starmap(Merge, group["merges"]):
             if merge.begin <= step or (last and merge.is_needed):
                 slope = slope_at(step, merge.begin, duration)
-                slopes[merge.place] = LINEAR if last or slope == 1.0 else slope
+                slopes[merge.layer] = LINEAR if last or slope == 1.0 else slope
         if slopes == self._slopes:
             return
         self._slopes = slopes
-        every = [slopes.get(place, LINEAR) for place in range(self._cost.n_depth)]
+        every = [slopes.get(layer, LINEAR) for layer in range(self._cost.n_depth)]
         self._container.slope.copy_(torch.tensor(every, dtype=torch.float64, device="cpu"))
         gates = [*self._container.depth_gates().values()]
-        for place in slopes:
-            gates[place].fill_(1.0)
+        for layer in slopes:
+            gates[layer].fill_(1.0)
         self._remember()
 
     @torch.no_grad()
@@ -464,11 +464,11 @@ class GateOptimizer(Optimizer):
         multiple = math.lcm(self._multiple_of, _GPU_MULTIPLE if closed.is_cuda else 1)
         steps = width_steps(self._container, multiple).tolist()
         pieces = closed.split([len(group.channels) for group in groups])
-        found: dict[str, Tensor] = {}
+        flags: dict[str, Tensor] = {}
         for group, piece, step in zip(groups, pieces, steps, strict=True):
             n_missing = (~piece).sum().neg() % step
-            found[group.name] = piece & (piece.cumsum(0) > n_missing)
-        return found
+            flags[group.name] = piece & (piece.cumsum(0) > n_missing)
+        return flags
 
     @torch.no_grad()
     def branches_closed_for_good(self) -> list[str]:
@@ -546,8 +546,8 @@ class GateOptimizer(Optimizer):
 
         Where all weights are frozen, a backward pass needs at least the gates.
         """
-        known = {id(gate) for gate in self.param_groups[0]["params"]}
-        weights = [p for p in self._owner.parameters() if id(p) not in known]
+        gates = {id(gate) for gate in self.param_groups[0]["params"]}
+        weights = [p for p in self._owner.parameters() if id(p) not in gates]
         return self.param_groups[0]["frozen"] and any(p.requires_grad for p in weights)
 
     def describe(self) -> dict[str, object]:
@@ -592,13 +592,13 @@ class GateOptimizer(Optimizer):
             InputError: If it is of something else, or of a model that other channels have been cut
                 out of.
         """
-        given: Any = state_dict
-        groups = given.get("param_groups") if isinstance(given, Mapping) else None
+        saved: Any = state_dict
+        groups = saved.get("param_groups") if isinstance(saved, Mapping) else None
         if not groups or "frozen" not in groups[0]:
             raise InputError(
                 "the state is of no GateOptimizer; give what its state_dict() returned"
             )
-        if (self._on_weights is not None) != (_ON_WEIGHTS in given):
+        if (self._on_weights is not None) != (_ON_WEIGHTS in saved):
             here, there = ("weights", "activations")[:: 1 if self._on_weights else -1]
             raise InputError(
                 f"the state is of gates on {there}, and the model's act on {here}; give the state "
@@ -669,9 +669,9 @@ class GateOptimizer(Optimizer):
             count, _ = fit(ranking, cost, limits)
         is_open, is_gone = (state[0] for state in ranking.states(count[None], n_width))
         if last and self._width_cost is None:
-            known = ranking, earned[:n_width]
-            is_open = fill_up(*known, (is_open, is_gone), cost, limits)
-            is_open = exchange(*known, (is_open, is_gone), cost, limits)
+            ranked = ranking, earned[:n_width]
+            is_open = fill_up(*ranked, (is_open, is_gone), cost, limits)
+            is_open = exchange(*ranked, (is_open, is_gone), cost, limits)
         bound = torch.where(ranking.rank >= count, ranking.ratio, torch.inf).amin()
         bound = bound.nan_to_num(posinf=0.0)
         self.state[self.param_groups[0]["params"][0]]["price"] = bound
@@ -695,9 +695,9 @@ class GateOptimizer(Optimizer):
         sizes = [len(group.channels) for group in groups]
         states = zip(groups, opened.split(sizes), closed.split(sizes), strict=True)
         for group, is_open, for_good in states:
-            known = self.state[probes[group.name]] if group.name in probes else {}
-            if "mean" in known:
-                sort_heads_(orders[group.name], known["mean"], is_open, for_good, self.schedule)
+            state = self.state[probes[group.name]] if group.name in probes else {}
+            if "mean" in state:
+                sort_heads_(orders[group.name], state["mean"], is_open, for_good, self.schedule)
 
     def _time_network(self) -> float:
         """Time the network that gates leave; return how many times as long as by the table."""
@@ -722,10 +722,10 @@ class GateOptimizer(Optimizer):
 
     def _for_good(self) -> tuple[Tensor, Tensor]:
         """Return which width gates, and which branches, have been closed too long to open again."""
-        found = find_closed_for_good(
+        closed = find_closed_for_good(
             self._closable, self.state, self._container.group_of_gate.device
         )
-        widths, branches = found.tensor_split([self._cost.n_width])
+        widths, branches = closed.tensor_split([self._cost.n_width])
         return widths, branches | self._left_out
 
     def _limits_now(self, *, last: bool) -> Tensor:
@@ -814,7 +814,7 @@ class GateOptimizer(Optimizer):
 
     def _check_loop(self) -> None:
         """Say so if no weight has moved (an optimiser of other ones), or no gradient was seen."""
-        means = [known["mean"] for known in self.state.values() if "mean" in known]
+        means = [state["mean"] for state in self.state.values() if "mean" in state]
         if means and not bool(join_gates(means).any()):
             _log.warning(
                 "in %d steps all gradients of gates were 0 or not finite, so channels would go at "

@@ -204,13 +204,13 @@ def use_room(
             break
         stays = is_large & (ranking.rank >= count - 1)
         moved = ranking.move(stays & (ranking.ratio < LAST_RESORT), LAST_RESORT)
-        found = fit(moved, cost, limits)
-        if (stays & (moved.rank < found[0])).any():
+        fitted = fit(moved, cost, limits)
+        if (stays & (moved.rank < fitted[0])).any():
             moved = ranking.move(is_last, -LAST_RESORT)
-            found = fit(moved, cost, limits)
-        if (found[1] / limits).amax() <= used:
+            fitted = fit(moved, cost, limits)
+        if (fitted[1] / limits).amax() <= used:
             break
-        ranking, (count, landed) = moved, found
+        ranking, (count, landed) = moved, fitted
     return ranking, count
 
 
@@ -230,9 +230,9 @@ def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> tuple[Tensor, T
         costs = cost(*ranking.states(counts, cost.n_width))
         fits = (costs <= limits).all(1)
         fits[-1:] = True  # not `fits[-1]`: a copy for which a GPU would be waited for
-        place = fits.long().argmax(0, keepdim=True)  # torch reads an index without dimensions
-        high, landed = counts[place], costs[place][0]
-        low = torch.where(place > 0, counts[place - 1], low)
+        first = fits.long().argmax(0, keepdim=True)  # torch reads an index without dimensions
+        high, landed = counts[first], costs[first][0]
+        low = torch.where(first > 0, counts[first - 1], low)
         span = (span + n_states - 1) // n_states
     return high.view(()), landed
 
@@ -270,9 +270,9 @@ def fill_up(
         order = worth.argsort(descending=True, stable=True)
         seem_to_fit = (prices[order].cumsum(0) <= room).all(1) & (worth[order] > 0)
         counts = (seem_to_fit.cumprod(0).sum() * parts).floor()
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=order.device)
-        opened = torch.where(may_open & (place[block] < counts[:, None]), 1.0, is_open)
+        position = torch.empty_like(order)
+        position[order] = torch.arange(len(order), device=order.device)
+        opened = torch.where(may_open & (position[block] < counts[:, None]), 1.0, is_open)
         fits = (cost(opened, gone) <= limits).all(1)
         first = fits.long().argmax(0, keepdim=True)  # torch reads an index without dimensions
         is_open = torch.where(fits.any(), opened[first].view(-1), is_open)

@@ -71,10 +71,10 @@ class GateSchedule:
         bounds = {"power": 0, "decisions": 1, "stay": 1, "stay_linear": 1, "cost_power": 0}
         bounds |= {"branch_discount": 1, "patience": 1, "cuts": 0, "size_power": 0}
         for name, least in bounds.items():
-            given = getattr(self, name)
-            is_left_out = given is None and name in ("cost_power", "size_power")
-            if not is_left_out and not lies_in(given, least, math.inf):
-                raise InputError(f"{name} is {given!r}; give a number from {least} on")
+            value = getattr(self, name)
+            is_left_out = value is None and name in ("cost_power", "size_power")
+            if not is_left_out and not lies_in(value, least, math.inf):
+                raise InputError(f"{name} is {value!r}; give a number from {least} on")
 
     def powers(self, budget: Iterable[str]) -> tuple[float, float]:
         """Return the powers of cost and of size, under a budget on these costs."""

@@ -35,12 +35,12 @@ def observe_(gates: list[Tensor], state: State, schedule: GateSchedule, rates: A
             "zero_grad() clears gates if it has model.parameters(); and call gates.step() behind "
             "loss.backward() and in front of zero_grad(), of the model's as well as of gates"
         )
-    known = [state[gate] for gate in seen]
-    for gate, each in zip(seen, known, strict=True):
-        if "mean" not in each:
+    states = [state[gate] for gate in seen]
+    for gate, statistics in zip(seen, states, strict=True):
+        if "mean" not in statistics:
             number_format = torch.promote_types(gate.dtype, torch.float32)
-            each["mean"] = torch.zeros_like(gate, dtype=number_format)
-    means: list[Tensor] = [each["mean"] for each in known]
+            statistics["mean"] = torch.zeros_like(gate, dtype=number_format)
+    means: list[Tensor] = [statistics["mean"] for statistics in states]
     flat = join_gates([gate.grad for gate in seen if gate.grad is not None]).to(means[0].dtype)
     flat.nan_to_num_(0.0, 0.0, 0.0)  # a batch that overflowed in half precision says nothing
     if schedule.signal == "size":
@@ -96,14 +96,14 @@ def note_growth_(branches: list[Tensor], state: State, weight: float, *, may_jud
     enough for a branch to have grown.
     """
     for gate in branches:
-        known = state[gate]
-        if "mean" not in known:
+        statistics = state[gate]
+        if "mean" not in statistics:
             continue
-        mean = known["mean"] / weight
-        if "later" in known and may_judge:
-            grown = ((mean > 0) & (mean <= _GROWTH * known["later"])).to(mean.dtype)
-            known["grown"] = torch.maximum(grown, known.get("grown", grown))
-        known["later"] = mean.clone()
+        mean = statistics["mean"] / weight
+        if "later" in statistics and may_judge:
+            grown = ((mean > 0) & (mean <= _GROWTH * statistics["later"])).to(mean.dtype)
+            statistics["grown"] = torch.maximum(grown, statistics.get("grown", grown))
+        statistics["later"] = mean.clone()
 
 
 def find_growing(branches: list[Tensor], state: State) -> Tensor:
@@ -112,10 +112,10 @@ def find_growing(branches: list[Tensor], state: State) -> Tensor:
     A branch whose last norm or layer scale starts at zero adds nothing at first, and so earns
     nothing; what it will be worth is seen when it has grown.
     """
-    found = zip(branches, [state[gate] for gate in branches], strict=True)
+    pairs = zip(branches, [state[gate] for gate in branches], strict=True)
     return torch.stack([
-        known["grown"] if "grown" in known else torch.full_like(gate, "mean" not in known)
-        for gate, known in found
+        x["grown"] if "grown" in x else torch.full_like(gate, "mean" not in x)
+        for gate, x in pairs
     ]) == 0  # fmt: skip
 
 
@@ -144,22 +144,22 @@ def count_closed_(
     recent = torch.where(counts > 0, counts, _FOR_GOOD)[:n_width]
     order = torch.argsort(group * (_FOR_GOOD + 1) + recent, stable=True)
     first = torch.searchsorted(group, group)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=order.device) - first
+    position = torch.empty_like(order)
+    position[order] = torch.arange(len(order), device=order.device) - first
     may_return = torch.zeros_like(counts, dtype=torch.bool)
-    may_return[:n_width] = place < holds.step[group].clamp(min=_RESERVE)
+    may_return[:n_width] = position < holds.step[group].clamp(min=_RESERVE)
     is_long = (counts >= patience) & ~may_return
     counts = torch.where(is_long | (times == _FOR_GOOD), _FOR_GOOD, counts)
     for gate in gates:
         if "closed" not in state[gate]:
             state[gate]["closed"] = torch.zeros_like(gate, dtype=counts.dtype)
     if gates:
-        known = [state[gate]["closed"] for gate in gates]
-        torch._foreach_copy_(known, split_gates(counts, gates))
+        closed = [state[gate]["closed"] for gate in gates]
+        torch._foreach_copy_(closed, split_gates(counts, gates))
 
 
 def _times_closed(gates: list[Tensor], state: State, device: torch.device) -> Tensor:
-    known = [(state[gate].get("closed"), gate) for gate in gates]
+    times = [(state[gate].get("closed"), gate) for gate in gates]
     none = torch.zeros(0, dtype=torch.int32, device=device)
     zeros = torch.zeros_like
-    return join_gates([none] + [zeros(g, dtype=none.dtype) if n is None else n for n, g in known])
+    return join_gates([none] + [zeros(g, dtype=none.dtype) if n is None else n for n, g in times])

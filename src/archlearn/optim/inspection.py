@@ -196,9 +196,9 @@ def inspect(
 
 def _inspect(learnable: LearnableSites, cost: CostFunction | None = None) -> Inspection:
     rows = [_row(learnable, 0, site) for site in learnable.channel_graph.sites[0]]
-    known = {row.name for row in rows}
-    for place, sites in enumerate(learnable.channel_graph.sites):
-        rows += [_row(learnable, place, site) for site in sites if site.name not in known]
+    names_of_rows = {row.name for row in rows}
+    for index, sites in enumerate(learnable.channel_graph.sites):
+        rows += [_row(learnable, index, site) for site in sites if site.name not in names_of_rows]
     rows += [_row(learnable, 0, stream.site) for stream in learnable.channel_graph.bare_streams]
     traces = learnable.channel_graph.traces
     start, least = ({}, {}) if cost is None else cost.extremes()
@@ -218,14 +218,14 @@ def _inspect(learnable: LearnableSites, cost: CostFunction | None = None) -> Ins
         least,
         tuple(branches),
         {name: str(why) for name, why in learnable.channel_graph.kept.items()},
-        tuple(names[place] for place in order_layers(learnable)[0]),
+        tuple(names[index] for index in order_layers(learnable)[0]),
     )
 
 
-def _row(learnable: LearnableSites, place: int, site: Site) -> SiteRow:
-    channels = learnable.channel_graph.channels_of(place, site)
-    learnt = learnable.n_learnt(place, site)
-    width_reason = learnable.width_reason(place, site)
+def _row(learnable: LearnableSites, index: int, site: Site) -> SiteRow:
+    channels = learnable.channel_graph.channels_of(index, site)
+    learnt = learnable.n_learnt(index, site)
+    width_reason = learnable.width_reason(index, site)
     depth_reason = learnable.not_mergeable.get(site.name)
     return SiteRow(
         name=site.name,

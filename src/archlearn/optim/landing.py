@@ -34,14 +34,14 @@ def exchange(
     is where the budget is used already; waits for the device.
     """
     device = states[0].device
-    opened, gone, limits = (each.cpu() for each in (*states, limits))
+    opened, gone, limits = (tensor.cpu() for tensor in (*states, limits))
     ratio, block = ranking.ratio[: len(opened)].cpu(), ranking.block.cpu()
     earned = torch.where(ranking.is_rest.cpu(), -torch.inf, earned.cpu())
     earned = torch.zeros_like(earned).index_add_(0, block, earned)[block]
 
     def use(choices: Iterable[Tensor]) -> Tensor:
         batches = torch.stack(list(choices)).split(_AT_ONCE)
-        costs = torch.cat([cost(each, gone.expand(len(each), -1)) for each in batches])
+        costs = torch.cat([cost(batch, gone.expand(len(batch), -1)) for batch in batches])
         return (costs / limits).amax(1)
 
     for _ in range(_ROUNDS):
@@ -51,13 +51,13 @@ def exchange(
         choices, losses = _list_exchanges(opened, earned, ratio, block, cost.group)
         if not choices:
             break
-        found = use(choices)
-        lands = (found <= 1.0) & (found >= FILLED)
+        parts = use(choices)
+        lands = (parts <= 1.0) & (parts >= FILLED)
         if lands.any():
             best = torch.where(lands, losses, torch.inf).argmin()
         else:
-            best = torch.where(found <= 1.0, found, 0.0).argmax()
-        if found[best] <= used or found[best] > 1.0:
+            best = torch.where(parts <= 1.0, parts, 0.0).argmax()
+        if parts[best] <= used or parts[best] > 1.0:
             break
         opened = choices[int(best)]
     return opened.to(device)
@@ -87,10 +87,10 @@ def _list_exchanges(
 
 def _first_of_groups(may_go: Tensor, order: Tensor, group: Tensor) -> list[list[int]]:
     """Return the first gate of each group that may go, the first two of it and so on."""
-    found: list[list[int]] = []
+    firsts: list[list[int]] = []
     gates = order.argsort(stable=True)
     gates = gates[may_go[gates]]
-    for each in group[gates].unique().tolist()[:_MOST_GROUPS]:
-        own = gates[group[gates] == each][:_MOST].tolist()
-        found += [own[: n + 1] for n in range(len(own))]
-    return found
+    for number in group[gates].unique().tolist()[:_MOST_GROUPS]:
+        members = gates[group[gates] == number][:_MOST].tolist()
+        firsts += [members[: n + 1] for n in range(len(members))]
+    return firsts

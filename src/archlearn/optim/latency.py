@@ -89,8 +89,8 @@ class LatencyTable:
 
 
 def _read_times(times: Sequence[float]) -> CallTime:
-    own, number, multiply_add = map(float, times)
-    return own, number, multiply_add
+    call, number, multiply_add = map(float, times)
+    return call, number, multiply_add
 
 
 def measure_latency(
@@ -129,7 +129,7 @@ def measure_latency(
     # Surgery writes some calls anew, by other names; checks of whole networks see what they take.
     names = [node.name for node in container.channel_graph.graphs[0].nodes]
     timed = {name: [run for run in runs if name in run.seconds] for name in names}
-    fitted = {name: _fit(found, name) for name, found in timed.items() if found}
+    fitted = {name: _fit(timers, name) for name, timers in timed.items() if timers}
     table = LatencyTable(conditions, count_examples(container.channel_graph.inputs), fitted)
     return _agree(table)
 
@@ -138,15 +138,15 @@ def check_table(table: LatencyTable, container: GateContainer) -> None:
     """Raise if a table was measured on another network, or for another batch."""
     check_kind("latency", table, LatencyTable, "give what measure_latency(model) returns")
     n_examples = count_examples(container.channel_graph.inputs)
-    known = {node.name for node in container.channel_graph.graphs[0].nodes}
-    strange = [name for name in table.calls if name not in known]
+    calls = {node.name for node in container.channel_graph.graphs[0].nodes}
+    strange = [name for name in table.calls if name not in calls]
     if strange or table.batch_size != n_examples:
-        found = (
+        problem = (
             f"has no call {strange[0]!r}" if strange else f"was gated with {n_examples} examples"
         )
         raise InputError(
             f"latency is a table of {len(table.calls)} calls for a batch of {table.batch_size}, "
-            f"but the model {found}; give what measure_latency(model) returns for this model"
+            f"but the model {problem}; give what measure_latency(model) returns for this model"
         )
 
 
@@ -183,20 +183,20 @@ def _make_networks(
     """Return compact models of random widths, the first as wide as it is."""
     groups = container.channel_graph.groups
     random = torch.Generator().manual_seed(0)
-    made: list[tuple[nn.Module, fx.Graph]] = []
-    for place in range(_N_NETWORKS):
+    nets: list[tuple[nn.Module, fx.Graph]] = []
+    for number in range(_N_NETWORKS):
         gone = [
             torch.zeros(len(group.channels), dtype=torch.bool, device="cpu") for group in groups
         ]
-        for group, is_gone in zip(groups, gone, strict=True) if place else ():
+        for group, is_gone in zip(groups, gone, strict=True) if number else ():
             size = len(is_gone)
             drawn = torch.rand((), generator=random, device="cpu").item()
             share = _LEAST_SHARE + (1 - _LEAST_SHARE) * drawn
             order = torch.randperm(size, generator=random, device="cpu")
             is_gone[order[max(group.least, round(size * share)) :]] = True
         dropped = container.channel_graph.find_dropped(gone)
-        made.append(_make_network(owner, Decision(container.learnable, dropped, ()), conditions))
-    return made
+        nets.append(_make_network(owner, Decision(container.learnable, dropped, ()), conditions))
+    return nets
 
 
 def _make_network(
@@ -261,19 +261,19 @@ def _fit(runs: Sequence[_CallTimer], name: str) -> CallTime:
     for n in (1, 2, 3):
         for chosen in itertools.combinations(range(3), n):
             columns = (sizes / scale)[:, chosen]
-            found = torch.linalg.pinv(columns) @ measured
-            error = (columns @ found - measured).square().sum()
-            if bool((found >= 0).all()) and bool(error < least):
+            fitted = torch.linalg.pinv(columns) @ measured
+            error = (columns @ fitted - measured).square().sum()
+            if bool((fitted >= 0).all()) and bool(error < least):
                 best, least = torch.zeros_like(best), error
-                best[list(chosen)] = found
-    own, number, multiply_add = (best / scale).tolist()
-    return own, number, multiply_add
+                best[list(chosen)] = fitted
+    call, number, multiply_add = (best / scale).tolist()
+    return call, number, multiply_add
 
 
 def _agree(measured: Any) -> Any:
     """Return what the first process has measured: all must decide alike."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return measured
-    told = [measured]
-    distributed.broadcast_object_list(told)
-    return told[0]
+    objects = [measured]
+    distributed.broadcast_object_list(objects)
+    return objects[0]

@@ -28,7 +28,7 @@ class NeuronCounts:
         self._gates = torch.cat([no_gate[:, channels] for channels in rows] + [no_gate[:, :0]], 1)
         sizes = torch.tensor([len(channels) for channels in rows], dtype=torch.long, device="cpu")
         self._layer = torch.repeat_interleave(torch.arange(len(rows), device="cpu"), sizes)
-        inside = [[name in each.layers for name in layers] for each in learnable.branches.values()]
+        inside = [[name in b.layers for name in layers] for b in learnable.branches.values()]
         self._inside = torch.tensor(inside, dtype=torch.float64, device="cpu").view(
             len(inside), len(rows)
         )
@@ -41,8 +41,8 @@ class NeuronCounts:
         is_open = torch.cat([opened, opened.new_ones(1)])[self._gates]
         is_there = ((closed @ self._inside) == 0).to(opened.dtype)[self._layer]
         widths = opened.new_zeros(self._n_width + 1)
-        beside = is_there * is_open.roll(1, 0) * is_open.roll(2, 0)
-        widths.index_add_(0, self._gates.view(-1), beside.view(-1))
+        other = is_there * is_open.roll(1, 0) * is_open.roll(2, 0)
+        widths.index_add_(0, self._gates.view(-1), other.view(-1))
         by_layer = opened.new_zeros(self._inside.shape[1])
         by_layer.index_add_(0, self._layer, is_open.prod(0))
         return widths[:-1].clamp(min=1.0), (self._inside @ by_layer).clamp(min=1.0)

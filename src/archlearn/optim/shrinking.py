@@ -99,14 +99,14 @@ def shrink_(
         "DistributedDataParallel in place of fully_shard",
     )
     inner = [_unwrap_optimizer(optimizer) for optimizer in optimizers]
-    if any(isinstance(each, GateOptimizer) and not each.learns(owner) for each in inner):
+    if any(isinstance(o, GateOptimizer) and not o.learns(owner) for o in inner):
         raise InputError(
             f"a GateOptimizer learns the gates of another model than this {type(owner).__name__}; "
             "give shrink_ the one that was made for this model"
         )
-    given: Any = [copies] if isinstance(copies, nn.Module) else copies
-    check_kind("copies", given, Iterable, "give a list of models: copies=[ema]")
-    followers = [find_gated(each) for each in given]
+    models: Any = [copies] if isinstance(copies, nn.Module) else copies
+    check_kind("copies", models, Iterable, "give a list of models: copies=[ema]")
+    followers = [find_gated(copied) for copied in models]
     container: GateContainer = getattr(owner, CONTAINER)
     if container.on_weights is not None:
         raise InputError(
@@ -122,15 +122,15 @@ def shrink_(
         _check_copy(owner, follower)
     if kept.is_all_of(container):
         for follower in followers:
-            own: GateContainer = getattr(follower, CONTAINER)
-            if own.standing and not container.standing:
-                let_stand_(follower, own, torch.zeros_like(own.kept.get_buffer(STANDING)))
-            _copy_gates_(container, own)
+            gates: GateContainer = getattr(follower, CONTAINER)
+            if gates.standing and not container.standing:
+                let_stand_(follower, gates, torch.zeros_like(gates.kept.get_buffer(STANDING)))
+            _copy_gates_(container, gates)
         return
     with class_forwards(owner):
         cut = _prepare(owner, container, kept, is_same=like is None)
     _check_optimizers(owner, cut, inner)
-    sliced = [_slice_states(owner, cut, each, is_loading=like is not None) for each in inner]
+    sliced = [_slice_states(owner, cut, o, is_loading=like is not None) for o in inner]
     before = sum(parameter.numel() for parameter in owner.parameters())
     _note_cut_(owner, cut, like)
     for follower in followers:
@@ -192,7 +192,7 @@ class _Rest:
         is_noted = self.standing is None or (
             flags is not None and torch.equal(flags.cpu(), self.standing.cpu())
         )
-        is_whole = all(bool(each.all()) for each in self.stays.values())
+        is_whole = all(bool(stay.all()) for stay in self.stays.values())
         return is_whole and self.left_out == container.left_out() and is_noted
 
 
@@ -213,7 +213,7 @@ def _find_kept(
     owner: nn.Module, container: GateContainer, optimizers: list[torch.optim.Optimizer]
 ) -> _Rest:
     """Return what stays, of each group two gates at least: all that is not closed for good."""
-    learners = [each for each in optimizers if isinstance(each, GateOptimizer)]
+    learners = [optimizer for optimizer in optimizers if isinstance(optimizer, GateOptimizer)]
     if learners:
         closed, branches = learners[0].closed_for_good(), learners[0].branches_closed_for_good()
     else:
@@ -251,22 +251,22 @@ def _keep_two(stays: Tensor) -> Tensor:
 
 def _read_kept(container: GateContainer, state: Mapping[str, Any]) -> _Rest:
     """Return what a `state_dict` still has."""
-    found: dict[str, Tensor] = {}
-    for name, own in container.original_places().items():
+    kept: dict[str, Tensor] = {}
+    for name, positions in container.original_places().items():
         saved = _find_saved(state, f"kept.{gate_key(name)}")
-        stays = torch.ones(len(own), dtype=torch.bool, device="cpu")
+        stays = torch.ones(len(positions), dtype=torch.bool, device="cpu")
         if saved is not None:
-            stays = torch.isin(own.cpu(), saved.cpu())
+            stays = torch.isin(positions.cpu(), saved.cpu())
         if saved is not None and int(stays.sum()) != len(saved):
             raise InputError(
                 f"the state_dict has channels of {name!r} that have been cut out of this model; "
                 "call shrink_ on a model that has them still"
             )
-        found[name] = stays
+        kept[name] = stays
     flags = _find_saved(state, f"kept.{LEFT_OUT}")
     left_out = () if flags is None else compress(container.learnable.branches, flags.tolist())
-    orders = {name: _read_order(container, name, found, state) for name in container.orders()}
-    return _Rest(found, tuple(left_out), _find_saved(state, f"kept.{STANDING}"), orders)
+    orders = {name: _read_order(container, name, kept, state) for name in container.orders()}
+    return _Rest(kept, tuple(left_out), _find_saved(state, f"kept.{STANDING}"), orders)
 
 
 def _find_saved(state: Mapping[str, Any], key: str) -> Any:
@@ -294,8 +294,8 @@ def _stays_of_heads(container: GateContainer, name: str, stays: dict[str, Tensor
     channel_graph = container.channel_graph
     group = next(group for group in channel_graph.groups if group.name == name)
     kept = torch.ones(len(channel_graph.root), dtype=torch.bool, device="cpu")
-    for each in channel_graph.groups:
-        kept[each.channels] = stays[each.name]
+    for other in channel_graph.groups:
+        kept[other.channels] = stays[other.name]
     return kept[group.heads]
 
 
@@ -318,10 +318,10 @@ def _prepare(owner: nn.Module, container: GateContainer, rest: _Rest, *, is_same
                 learnable = reselect_sites(small, inputs, container.learnable, traces, dropped)
         fresh = GateContainer(learnable, 1.0, 0.0, was_bound=changed)
         fresh.leave_out_(rest.left_out)
-        places = {name: torch.nonzero(each).flatten() for name, each in stays.items()}
+        places = {name: torch.nonzero(stay).flatten() for name, stay in stays.items()}
         _copy_gates_(container, fresh, places)
         heads = {n: torch.nonzero(_stays_of_heads(container, n, stays)) for n in rest.orders}
-        in_heads = {name: {0: found.flatten(), 1: places[name]} for name, found in heads.items()}
+        in_heads = {name: {0: rows.flatten(), 1: places[name]} for name, rows in heads.items()}
         for name, order in fresh.orders().items():
             order.copy_(select_kept(rest.orders[name].cpu(), in_heads[name]))
         if rest.standing is not None:
@@ -335,9 +335,9 @@ def _prepare(owner: nn.Module, container: GateContainer, rest: _Rest, *, is_same
         )
     set_modes_(small, modes)
     kept: dict[str, Kept] = {}
-    for each in plan.narrowings:
-        device = find_tensor(owner, each.name).device
-        kept.setdefault(each.name, {})[each.dim] = torch.tensor(each.kept, device=device)
+    for cut in plan.narrowings:
+        device = find_tensor(owner, cut.name).device
+        kept.setdefault(cut.name, {})[cut.dim] = torch.tensor(cut.kept, device=device)
     for name, gate in container.width_gates().items():
         if len(places[name]) < len(gate):
             key = f"{CONTAINER}.width.{gate_key(name)}"
@@ -379,7 +379,7 @@ def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.
                 "others, so what stays would be updated otherwise; use an optimiser that goes "
                 "number by number, such as SGD or AdamW, or train on without shrink_"
             )
-    learnt = {p for each in optimizers for group in each.param_groups for p in group["params"]}
+    learnt = {p for o in optimizers for group in o.param_groups for p in group["params"]}
     for name in cut.kept if optimizers else ():
         tensor = find_tensor(owner, name)
         is_weight = not name.startswith(CONTAINER)
@@ -394,7 +394,7 @@ def _slice_states(
     owner: nn.Module, cut: _Cut, optimizer: torch.optim.Optimizer, *, is_loading: bool
 ) -> list[tuple[dict[str, Any], dict[str, Tensor]]]:
     """Return what an optimiser keeps for parameters that lose something, and the slices of it."""
-    found: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
+    sliced: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
     for name, kept in cut.kept.items():
         parameter = find_tensor(owner, name)
         state: dict[str, Any] = optimizer.state.get(parameter, {})
@@ -412,8 +412,8 @@ def _slice_states(
                     f"{shape}, not {tuple(parameter.shape)}, so it cannot be cut index by index; "
                     f"{advice}"
                 )
-        found.append((state, new))
-    return found
+        sliced.append((state, new))
+    return sliced
 
 
 def _is_single(value: Any) -> bool:
@@ -436,8 +436,8 @@ def _note_cut_(owner: nn.Module, cut: _Cut, like: Mapping[str, Any] | None) -> N
     old: GateContainer = getattr(owner, CONTAINER)
     new: GateContainer = getattr(cut.small, CONTAINER)
     places = {
-        name: place[cut.places[name].to(place.device)]
-        for name, place in old.original_places().items()
+        name: positions[cut.places[name].to(positions.device)]
+        for name, positions in old.original_places().items()
     }
     n_shrinks = old.n_shrinks + 1
     if like is not None:
@@ -454,15 +454,15 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
     container: GateContainer = getattr(target, CONTAINER)
     for name, kept in cut.kept.items():
         _set_numbers_(find_tensor(target, name), kept)
-    homes = [(each.width, each.depth, each.branch, each.probe) for each in (container, gates)]
+    homes = [(part.width, part.depth, part.branch, part.probe) for part in (container, gates)]
     for home, new_home in zip(*homes, strict=True):
         for key, gate in new_home.named_parameters():
-            own: Any = getattr(home, key)
-            own.copy_(gate)
+            parameter: Any = getattr(home, key)
+            parameter.copy_(gate)
             if not gate.requires_grad:
-                own.requires_grad_(False)
-                own.grad = None
-            new_home.register_parameter(key, own)
+                parameter.requires_grad_(False)
+                parameter.grad = None
+            new_home.register_parameter(key, parameter)
     own_attributes: dict[str, Any] = container.__dict__
     own_attributes.update(vars(gates))
     modules = dict(target.named_modules())

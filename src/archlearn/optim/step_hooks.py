@@ -16,29 +16,29 @@ from archlearn.errors import InputError
 Act = Callable[[Optimizer], None]
 
 
-def read_optimizers(given: Any) -> tuple[Optimizer, ...]:
+def read_optimizers(argument: Any) -> tuple[Optimizer, ...]:
     """Return optimisers as a tuple; a wrapper of Accelerate or Lightning is looked into.
 
     Raises:
         InputError: If one is none, or evaluates its closure several times.
     """
-    several = given if isinstance(given, Sequence) else (given,)
-    found = tuple(map(_unwrap, several))
-    if not found:
+    several = argument if isinstance(argument, Sequence) else (argument,)
+    unwrapped = tuple(map(_unwrap, several))
+    if not unwrapped:
         raise InputError("optimizer is empty; give the optimizers of the model's weights")
-    for each in found:
-        if isinstance(each, torch.optim.LBFGS):
+    for optimizer in unwrapped:
+        if isinstance(optimizer, torch.optim.LBFGS):
             raise InputError(
                 "optimizer is LBFGS, which evaluates its closure several times a step, so that no "
                 "step has one gradient; learn gates by another optimizer, and fine-tune the "
                 "compact model by LBFGS"
             )
-        if not hasattr(each, "param_groups") or not hasattr(each, "state"):
+        if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
             raise InputError(
-                f"optimizer is {each!r}; give the torch optimizer of the model's weights, or a "
-                "list of them"
+                f"optimizer is {optimizer!r}; give the torch optimizer of the model's weights, or "
+                "a list of them"
             )
-    return found
+    return unwrapped
 
 
 def _unwrap(optimizer: Any) -> Any:
@@ -51,10 +51,10 @@ class StepHooks:
 
     def __init__(self, optimizers: Sequence[Optimizer], before: Act, after: Act) -> None:
         self._before, self._after, self._handles = before, after, list[Any]()
-        for each in optimizers:
-            if isinstance(each, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
-                self._handles.append(each.register_step_pre_hook(self._call_before))
-                self._handles.append(each.register_step_post_hook(self._call_after))
+        for optimizer in optimizers:
+            if isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+                self._handles.append(optimizer.register_step_pre_hook(self._call_before))
+                self._handles.append(optimizer.register_step_post_hook(self._call_after))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is called: a copied optimiser has lost its hooks."""

@@ -69,11 +69,11 @@ class WeightLearning:
 
     def held(self) -> Tensor:
         """Return which gates cannot act and stay open, in the order of the container's."""
-        found = torch.zeros(len(self.gates.is_open), dtype=torch.bool, device="cpu")
+        flags = torch.zeros(len(self.gates.is_open), dtype=torch.bool, device="cpu")
         for number in self.gates.left_out:
             group = self.gates.groups[number]
-            found[group.start : group.start + group.size] = True
-        return found
+            flags[group.start : group.start + group.size] = True
+        return flags
 
     # ---------------------------------------------------------------- around a step
 
@@ -176,20 +176,20 @@ def connect(
     """
     is_number = isinstance(optimizer, int | float)
     steps = optimizer if is_number and total_steps is None else total_steps
-    given = None if is_number else optimizer
+    stepped = None if is_number else optimizer
     if container.on_weights is None:
-        if given is not None:
+        if stepped is not None:
             raise InputError(
                 "an optimizer was given, but the model's gates act on activations; call "
                 'add_gates(..., on="weights"), or give total_steps alone'
             )
         return None, steps
-    if given is None:
+    if stepped is None:
         raise InputError(
             "the model's gates act on its weights by the hooks of their optimizer; give it: "
             "GateOptimizer(model, optimizer, total_steps=...)"
         )
-    return WeightLearning(model, container, read_optimizers(given)), steps
+    return WeightLearning(model, container, read_optimizers(stepped)), steps
 
 
 def _find_wrapper(model: nn.Module) -> DistributedDataParallel | None:
