@@ -516,7 +516,7 @@ class _Follower(_Interpreter):
                     f"{describe_call(n)} takes a part of its heads that has no elements",
                 )
         if self.rules[n] is pick or not isinstance(result, Labels):
-            self.constraints.boxes += [(n.name, each) for each in split if isinstance(each, Labels)]
+            self.constraints.boxes += [(n.name, item) for item in split if isinstance(item, Labels)]
 
     def _note_run(self, n: fx.Node, step: OpCall, result: Any) -> None:
         """A run of moves through several dimensions must amount to a selection of channels."""

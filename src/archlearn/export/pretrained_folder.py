@@ -175,20 +175,20 @@ def _read_original(model: nn.Module, folder: Path) -> tuple[type[nn.Module], Any
             "sizes; keep the file of archlearn.save, or export the model in another format"
         )
     try:
-        said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"{folder / CONFIG} is not JSON ({first_line(error)}); copy it again"
         ) from error
-    said = said if isinstance(said, dict) else {}
+    settings = settings if isinstance(settings, dict) else {}
     config_class: Any = kind.config_class
-    if said.get("model_type") != config_class.model_type:
+    if settings.get("model_type") != config_class.model_type:
         raise InputError(
-            f"{folder / CONFIG} is that of a {said.get('model_type')!r}, but {name} has one of a "
-            f"{config_class.model_type!r}; name the folder of the model that was gated"
+            f"{folder / CONFIG} is that of a {settings.get('model_type')!r}, but {name} has one of "
+            f"a {config_class.model_type!r}; name the folder of the model that was gated"
         )
     try:
-        return kind, config_class.from_dict(said)
+        return kind, config_class.from_dict(settings)
     except Exception as error:  # whatever transformers says to settings that it does not know
         raise InputError(
             f"{folder / CONFIG} makes no {config_class.__name__} ({first_line(error)}); name the "
@@ -201,15 +201,15 @@ def _make_inputs(model: nn.Module, config: Any) -> ExampleInputs:
     nodes = [node for graph in forward_graphs(model)[:1] for node in graph.nodes]
     names = [str(node.args[1]) for node in nodes if node.target is check_given]
     names += [str(node.target) for node in nodes if node.op == "placeholder" and not node.args]
-    given = {n: _make_input(n, config) for n in names if n != "labels" and not n.startswith("*")}
-    attempts = [given]
+    example = {n: _make_input(n, config) for n in names if n != "labels" and not n.startswith("*")}
+    attempts = [example]
     if "labels" in names:  # of rows, of tokens, or numbers to predict
         labels = (
             torch.zeros(2, device="cpu").long(),
             torch.zeros(2, _N_TOKENS, device="cpu").long(),
             torch.zeros(2, device="cpu"),
         )
-        attempts = [given | {"labels": each} for each in labels]
+        attempts = [example | {"labels": label} for label in labels]
     failures: list[str] = []
     for attempt in attempts:
         inputs = place_inputs(model, ExampleInputs((), attempt))
@@ -255,10 +255,10 @@ def _fit_widths(
     except FileError as error:
         if model.state_dict().keys() != _shapes(kind, config).keys():
             raise
-        made: Any = _with_weights(kind, config, model)
-        _check(model, made, _find_inputs(model, config, example_inputs), "these widths")
-        made.save_pretrained = partial(_refuse_folder, _NO_FOLDER.format(kind.__name__, error))
-        return made
+        fitted: Any = _with_weights(kind, config, model)
+        _check(model, fitted, _find_inputs(model, config, example_inputs), "these widths")
+        fitted.save_pretrained = partial(_refuse_folder, _NO_FOLDER.format(kind.__name__, error))
+        return fitted
 
 
 def _refuse_folder(text: str, *_: object, **__: object) -> NoReturn:
@@ -271,23 +271,25 @@ def _fit(
     """Return an ordinary model with the same weights, and which settings its config says."""
     sizes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     settings = read_settings(config, _shapes(kind, config), sizes)
-    said = ", ".join(f"{name}={size}" for name, size in settings.items()) or "no size has changed"
+    changed = (
+        ", ".join(f"{name}={size}" for name, size in settings.items()) or "no size has changed"
+    )
     trial = _set(config, settings)
     try:
         type(trial).from_dict(trial.to_dict())
     except Exception as error:  # whatever transformers says to settings that do not fit
         last = str(error).splitlines()[-1].strip()
-        raise FileError(f"its config may not say {said}: {last}") from error
+        raise FileError(f"its config may not say {changed}: {last}") from error
     shapes = _shapes(kind, trial)
     for name, size in sizes.items():
         if shapes.get(name) != size:
             raise FileError(
                 f"of a {config.model_type!r} no setting is known that says that {name!r} is {size}:"
-                f" with {said} it is {shapes.get(name)}"
+                f" with {changed} it is {shapes.get(name)}"
             )
-    made = _with_weights(kind, trial, model)
-    _check(model, made, _find_inputs(model, config, example_inputs), said)
-    return made, said
+    fitted = _with_weights(kind, trial, model)
+    _check(model, fitted, _find_inputs(model, config, example_inputs), changed)
+    return fitted, changed
 
 
 def _set(config: Any, settings: dict[str, int]) -> Any:
@@ -309,20 +311,20 @@ def _with_weights(kind: Any, config: Any, model: nn.Module) -> nn.Module:
     config = copy.deepcopy(config)
     if hasattr(config, "use_cache"):  # which gated models, and so compact ones, go without
         config.use_cache = True
-    made: nn.Module = kind(config)
-    rows = [(module, _count_rows(module)) for module in made.modules()]
+    rebuilt: nn.Module = kind(config)
+    rows = [(module, _count_rows(module)) for module in rebuilt.modules()]
     copies: dict[int, Tensor] = {}  # by identity: what was shared stays so
     tensors = model.state_dict(keep_vars=True)
     # Frequencies of rotary embeddings, in no state_dict, may have another dtype than the weights.
-    known = dict(model.named_buffers())
-    tensors |= {name: known[name] for name, _ in made.named_buffers() if name in known}
+    buffers = dict(model.named_buffers())
+    tensors |= {name: buffers[name] for name, _ in rebuilt.named_buffers() if name in buffers}
     for name, tensor in tensors.items():
         owner, _, leaf = name.rpartition(".")
-        setattr(made.get_submodule(owner), leaf, copy.deepcopy(tensor, copies))
-    update_sizes_(made)
+        setattr(rebuilt.get_submodule(owner), leaf, copy.deepcopy(tensor, copies))
+    update_sizes_(rebuilt)
     for module, before in rows:
         _update_heads_(module, before)
-    return made
+    return rebuilt
 
 
 def _count_rows(module: nn.Module) -> list[int]:
@@ -339,35 +341,35 @@ def _update_heads_(module: Any, before: list[int]) -> None:
         module.split_size = len(module.c_proj.weight)
     elif all(before) and (now := _count_rows(module)) != before:
         queries, keys = map(Fraction, now, before)
-        known = dict.fromkeys(("num_heads", "num_attention_heads", "n_heads", "inner_dim"), queries)
-        known |= {"num_key_value_heads": keys, "num_key_value_groups": queries / keys}
-        for name in known.keys() & vars(module).keys():
-            setattr(module, name, int(getattr(module, name) * known[name]))
+        sizes = dict.fromkeys(("num_heads", "num_attention_heads", "n_heads", "inner_dim"), queries)
+        sizes |= {"num_key_value_heads": keys, "num_key_value_groups": queries / keys}
+        for name in sizes.keys() & vars(module).keys():
+            setattr(module, name, int(getattr(module, name) * sizes[name]))
 
 
 def _shapes(kind: type[nn.Module], config: Any) -> Shapes:
     """Return the shapes that a model of this config has; none if there is no such model."""
     try:
         with torch.device("meta"):
-            made = kind(config)
+            rebuilt = kind(config)
     except Exception:  # whatever a config says to sizes that do not go together
         return {}
-    return {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
+    return {name: tuple(tensor.shape) for name, tensor in rebuilt.state_dict().items()}
 
 
-def _check(model: nn.Module, fitted: nn.Module, inputs: ExampleInputs, said: str) -> None:
+def _check(model: nn.Module, fitted: nn.Module, inputs: ExampleInputs, changed: str) -> None:
     """Raise unless the ordinary model computes the same."""
     fitted.to(next(model.parameters()).device)
     try:
         with torch.no_grad(), evaluating(model, fitted):
-            for given in _with_padding(with_attention_mask(fitted, inputs)):
-                pair = [each(*given.args, **given.kwargs) for each in (model, fitted)]
+            for example in _with_padding(with_attention_mask(fitted, inputs)):
+                pair = [net(*example.args, **example.kwargs) for net in (model, fitted)]
                 ours, theirs = ([t for t in y.values() if isinstance(t, Tensor)] for y in pair)
                 for one, other in zip(ours, theirs, strict=True):
                     torch.testing.assert_close(one, other)
     except Exception as error:
         raise FileError(
-            f"an ordinary model with {said} does not compute the same: {first_line(error)}"
+            f"an ordinary model with {changed} does not compute the same: {first_line(error)}"
         ) from error
 
 

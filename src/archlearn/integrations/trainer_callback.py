@@ -96,7 +96,7 @@ class TrainerGateCallback(GateLearner, TrainerCallback):
     ) -> None:
         """Cut to the budget if training ended early, and write the compact model."""
         self._finish(is_main_process=state.is_world_process_zero)
-        warn_of_lost_training([each["loss"] for each in state.log_history if "loss" in each])
+        warn_of_lost_training([entry["loss"] for entry in state.log_history if "loss" in entry])
 
 
 def _write(model: nn.Module, path: Path) -> None:

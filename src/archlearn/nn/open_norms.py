@@ -74,9 +74,9 @@ def plain_form_(module: nn.Module) -> None:
 
 def set_open_(module: nn.Module, is_open: Tensor) -> None:
     """Say which channels of a norm are open; a norm of open channels alone stays torch's own."""
-    known: Tensor | None = module._buffers[_OPEN]
-    if known is not None:
-        known.copy_(is_open)
+    buffer: Tensor | None = module._buffers[_OPEN]
+    if buffer is not None:
+        buffer.copy_(is_open)
     elif not bool(is_open.all()):
         weight: Tensor = module.weight  # pyright: ignore[reportAssignmentType]
         number_format = torch.promote_types(weight.dtype, torch.float32)

@@ -54,10 +54,10 @@ def _fits(module: nn.Module, form: RMSNormForm) -> bool:
     square = x.square().mean(-1, keepdim=True) + getattr(tried, form.eps)
     expected = x * square.rsqrt() * (weight + form.offset)
     try:
-        given = tried(x)
+        result = tried(x)
     except Exception:  # whatever a module of the user's does with such an input
         return False
-    return isinstance(given, Tensor) and torch.allclose(given.double(), expected, atol=_WIDEST)
+    return isinstance(result, Tensor) and torch.allclose(result.double(), expected, atol=_WIDEST)
 
 
 def scale_eps_(module: nn.Module, form: RMSNormForm, factor: float) -> None:

@@ -119,7 +119,7 @@ def measure_latency(
     conditions = Conditions.of(owner, device, dtype, memory_format, mode)
     networks = _make_networks(owner, container, conditions)
     runs = [_CallTimer(network, graph, conditions) for network, graph in networks]
-    inputs = conditions.place(place_inputs(owner, container.channel_graph.inputs))
+    inputs = conditions.place_inputs(place_inputs(owner, container.channel_graph.inputs))
     with torch.no_grad(), evaluating(*(network for network, _ in networks)):
         start, n_rounds = time.perf_counter(), 0
         while time.perf_counter() < start + _SECONDS or n_rounds <= _LEAST_ROUNDS:
@@ -164,7 +164,7 @@ class LatencyCheck:
         """Return the time of the network that gates leave now, as a part of the original's."""
         container: GateContainer = getattr(self._owner, CONTAINER)
         conditions = self._conditions
-        inputs = conditions.place(place_inputs(self._owner, container.channel_graph.inputs))
+        inputs = conditions.place_inputs(place_inputs(self._owner, container.channel_graph.inputs))
         now = _make_network(self._owner, decide(self._owner), conditions)
         calls: list[Callable[[], object]] = []
         with torch.no_grad(), evaluating(self._original[0], now[0]):

@@ -148,12 +148,12 @@ def _read(data: object, hint: Any) -> Any:
         return data
     if kind is UnionType:
         return None if data is None else _read(data, inner[0])
-    found = _typed(data, kind or hint)
+    typed = _typed(data, kind or hint)
     if kind is list:
-        return [_read(item, inner[0]) for item in found]
+        return [_read(item, inner[0]) for item in typed]
     if kind is dict:
-        return {key: _read(value, inner[1]) for key, value in found.items()}
-    return found
+        return {key: _read(value, inner[1]) for key, value in typed.items()}
+    return typed
 
 
 def read_entry(data: object, kind: Any) -> Any:

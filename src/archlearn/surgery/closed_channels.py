@@ -95,15 +95,15 @@ def _decide(
     """Return what weights say is closed; norms of these names are over open channels alone."""
     graph, groups = learnable.channel_graph, list_gate_groups(net, learnable)
     constants = find_constant_columns(net, graph, graph.inputs)
-    can_go = {f"{name}.weight": found.can_go for name, found in constants.items()}
+    can_go = {f"{name}.weight": column.can_go for name, column in constants.items()}
     is_closed = find_closed(net, groups, can_go, open_norms)
     n_width = len(graph.groups)
     gone = [
-        _leave(is_closed[each.start : each.start + each.size], group.least)
-        for each, group in zip(groups, graph.groups, strict=False)
+        _leave(is_closed[item.start : item.start + item.size], group.least)
+        for item, group in zip(groups, graph.groups, strict=False)
     ]
     dropped = graph.find_dropped(gone)
-    closed = tuple(each.name for each in groups[n_width:] if bool(is_closed[each.start]))
+    closed = tuple(item.name for item in groups[n_width:] if bool(is_closed[item.start]))
     gone = {layer: c.into_bias & dropped[c.channels] for layer, c in constants.items()}
     folds = tuple(
         Fold(layer, tuple(columns.nonzero().flatten().tolist()))

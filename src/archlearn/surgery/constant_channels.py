@@ -49,7 +49,7 @@ def find_constant_columns(
             if bool(is_dead.any()):
                 dead[op.layer] = op, is_dead
     values = _read_inputs(net, list(dead), inputs)
-    found: dict[str, ConstantColumns] = {}
+    columns_of: dict[str, ConstantColumns] = {}
     for layer, (op, is_dead) in dead.items():
         columns = values[layer].movedim(op.channel_dim, 0).flatten(1)
         is_zero = (columns == 0).all(1)
@@ -57,8 +57,8 @@ def find_constant_columns(
         can_go = is_dead & (is_zero | is_same).cpu()
         channels = graph.dims[reader.first.get(op.weight, op.weight), op.in_dim]
         is_read = (find_tensor(net, op.weight) != 0).movedim(op.in_dim, 0).flatten(1).any(1)
-        found[layer] = ConstantColumns(channels, can_go, can_go & (is_read & ~is_zero).cpu())
-    return found
+        columns_of[layer] = ConstantColumns(channels, can_go, can_go & (is_read & ~is_zero).cpu())
+    return columns_of
 
 
 def _can_fold(node: fx.Node, op: LinearOp, graph: ChannelGraph) -> bool:
@@ -78,8 +78,8 @@ def _find_dead(net: nn.Module, reader: GraphReader, node: fx.Node, op: LinearOp)
             rows = reader.rows_behind(source, group)
         except NoSlicesError:
             continue
-        written = torch.cat([each.gates[each.gates >= 0] for each in rows])
-        alive = [each.gates[(each.gates >= 0) & ~are_zero(net, each)] for each in rows]
+        written = torch.cat([slices.gates[slices.gates >= 0] for slices in rows])
+        alive = [slices.gates[(slices.gates >= 0) & ~are_zero(net, slices)] for slices in rows]
         gates = written[~torch.isin(written, torch.cat(alive))]
         for columns in reader.slices(op.weight, op.in_dim, group):
             is_dead |= torch.isin(columns.gates, gates).any(0)
@@ -88,17 +88,17 @@ def _find_dead(net: nn.Module, reader: GraphReader, node: fx.Node, op: LinearOp)
 
 def _read_inputs(net: nn.Module, layers: list[str], inputs: ExampleInputs) -> dict[str, Tensor]:
     """Return what layers read in one run."""
-    found: dict[str, Tensor] = {}
+    read: dict[str, Tensor] = {}
 
     def note(layer: str) -> Any:
-        return lambda _, args: found.update({layer: args[0].detach().clone()})
+        return lambda _, args: read.update({layer: args[0].detach().clone()})
 
     handles = [find_module(net, name).register_forward_pre_hook(note(name)) for name in layers]
-    given = inputs.copy()
+    copied = inputs.copy()
     try:
         if layers:
-            net(*given.args, **given.kwargs)
+            net(*copied.args, **copied.kwargs)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return read

@@ -36,9 +36,9 @@ class Decision:
     growths: Mapping[str, float] = field(default_factory=dict[str, float])
     folds: tuple[Fold, ...] | None = None
 
-    def gone_calls(self, place: int) -> set[str]:
+    def gone_calls(self, index: int) -> set[str]:
         """Return the calls of a graph that are gone with the closed branches."""
-        return self.learnable.removals.gone_calls(place, self.learnable.branch_places(self.closed))
+        return self.learnable.removals.gone_calls(index, self.learnable.branch_places(self.closed))
 
     def gone_tensors(self) -> set[str]:
         """Return the parameters and buffers that are gone with the closed branches."""
@@ -112,10 +112,10 @@ def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
     kept = torch.zeros(len(channel_graph.root), dtype=torch.bool, device="cpu")
     closed = torch.zeros_like(kept)
     closed_by: dict[int, str] = {}
-    for place, sites in enumerate(channel_graph.sites):
+    for index, sites in enumerate(channel_graph.sites):
         for site in sites:
             module = by_hand.get(site.module)
-            channels = channel_graph.channels_of(place, site)
+            channels = channel_graph.channels_of(index, site)
             if module is None or module.width is None:
                 continue
             opened = is_open(module.width).cpu()

@@ -247,8 +247,8 @@ def _may_generate(net: nn.Module) -> bool:
 def _token_arguments(net: nn.Module, inputs: ExampleInputs) -> dict[str, Any] | None:
     """Return all arguments of `forward` by name, or None if it is no model of rows of tokens."""
     parameters = python_inspect.signature(net.forward).parameters
-    given = dict(zip(parameters, inputs.args, strict=False)) | inputs.kwargs
-    tokens = given.get("input_ids")
+    arguments = dict(zip(parameters, inputs.args, strict=False)) | inputs.kwargs
+    tokens = arguments.get("input_ids")
     if not is_pretrained(net) or not isinstance(tokens, Tensor) or tokens.dim() != 2:
         return None
-    return dict.fromkeys(parameters) | given
+    return dict.fromkeys(parameters) | arguments

@@ -265,8 +265,8 @@ class _Gaps:
 
     def allowed(self, limit: float, may_round: bool) -> float:
         """Return how far the models may be apart in their own precision."""
-        known = self.rounding if may_round and math.isfinite(self.rounding) else 0.0
-        return max(limit, _BOTH_ROUND * known)
+        rounding = self.rounding if may_round and math.isfinite(self.rounding) else 0.0
+        return max(limit, _BOTH_ROUND * rounding)
 
     def lie_within(self, limits: "_Gaps", may_round: bool) -> bool:
         """Return whether the models may be the same."""

@@ -77,7 +77,7 @@ class Conditions:
         for _, tensor in tensors_of(model):
             tensor.data = self._place(tensor.data.to(self.device))
 
-    def place(self, inputs: ExampleInputs) -> ExampleInputs:
+    def place_inputs(self, inputs: ExampleInputs) -> ExampleInputs:
         """Return inputs on the device, in the precision and the layout."""
         return inputs.to(self.device).map(self._place)
 

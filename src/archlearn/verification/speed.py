@@ -80,21 +80,21 @@ def compare_speed(
         mode: "eager", "graph" (a replayed CUDA graph) or "compile".
     """
     conditions = Conditions.of(original, device, dtype, memory_format, mode)
-    place = torch.device(conditions.device)
+    hardware = torch.device(conditions.device)
     pair = (copy.deepcopy(original), copy.deepcopy(compact))
     for model in pair:
         conditions.place_(model)
-    name = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
-    inputs, found = ExampleInputs.of(example), list[Speed]()
+    name = torch.cuda.get_device_name(hardware) if hardware.type == "cuda" else hardware.type
+    inputs, speeds = ExampleInputs.of(example), list[Speed]()
     with torch.no_grad(), evaluating(*pair):
         for size in batch_sizes:
-            given = conditions.place(with_rows(inputs, size))
-            calls = [functools.partial(model, *given.args, **given.kwargs) for model in pair]
-            memory = _memory(calls[0], place), _memory(calls[1], place)
+            filled = conditions.place_inputs(with_rows(inputs, size))
+            calls = [functools.partial(model, *filled.args, **filled.kwargs) for model in pair]
+            memory = _memory(calls[0], hardware), _memory(calls[1], hardware)
             timed = [conditions.prepare(call) for call in calls]
-            before, after = map(statistics.median, time_in_turns(timed, place))
-            found.append(Speed(name, size, (before, after), memory))
-    return found
+            before, after = map(statistics.median, time_in_turns(timed, hardware))
+            speeds.append(Speed(name, size, (before, after), memory))
+    return speeds
 
 
 def time_in_turns(
@@ -157,11 +157,11 @@ class _LiveTensors(TorchDispatchMode):
         self._known |= read - self._held.keys()  # inputs and weights
         out = func(*args, **(kwargs or {}))
         for storage in _storages(out):
-            place = storage.data_ptr()
-            if place not in self._known and place not in self._held:
-                self._held[place] = storage.nbytes()
+            address = storage.data_ptr()
+            if address not in self._known and address not in self._held:
+                self._held[address] = storage.nbytes()
                 self.most = max(self.most, sum(self._held.values()))
-                weakref.finalize(storage, self._held.pop, place)
+                weakref.finalize(storage, self._held.pop, address)
         return out
 
 

@@ -199,8 +199,8 @@ def _call_on(step: OpCall, view: Callable[[Labels], Tensor]) -> Any:
         return call_on_labels(step.node, step.net, args, kwargs)
     except (RuntimeError, NotImplementedError):  # no integers, or no view of repeated labels
         args, kwargs = map_leaves(_as_double, args), map_leaves(_as_double, kwargs)
-        found = call_on_labels(step.node, step.net, args, kwargs)
-        return tree_map(lambda leaf: leaf.long() if isinstance(leaf, Tensor) else leaf, found)
+        result = call_on_labels(step.node, step.net, args, kwargs)
+        return tree_map(lambda leaf: leaf.long() if isinstance(leaf, Tensor) else leaf, result)
 
 
 def _as_double(leaf: Any) -> Any:
