@@ -235,7 +235,9 @@ def test_a_loaded_model_can_be_gated_and_compacted_again(tmp_path: Path) -> None
 def test_a_gated_model_is_not_saved(gated: nn.Module, tmp_path: Path) -> None:
     with pytest.raises(al.FileError, match=r"it still has gates; save archlearn.compact\(model\)"):
         al.save(gated, tmp_path / "gated.safetensors")
-    with pytest.raises(al.FileError, match=r"'0' still has gates; put archlearn.compact's result there"):
+    with pytest.raises(
+        al.FileError, match=r"'0' still has gates; put archlearn.compact's result there"
+    ):
         al.save(nn.Sequential(gated), tmp_path / "gated.safetensors")
     assert list(tmp_path.iterdir()) == []
     by_hand = nn.Sequential(nn.Linear(4, 3), al.TriState(3), nn.Linear(3, 2))
