@@ -140,10 +140,11 @@ def describe_circumstances(results: Results) -> str:
 
 def _name_command(results: Results) -> str:
     """Return the command that makes such results today; the JSON has the one that made these."""
+    quick = " --quick" * results.quick
     if results.experiment.startswith("compare-"):
-        return f"`archlearn compare --data {results.scale['data']}`"
+        return f"`archlearn compare{quick} --data {results.scale['data']}`"
     images = " --data tiny-imagenet:DIR" * str(results.scale["data"]).startswith("tiny-imagenet")
-    return f"`archlearn paper {results.experiment}{images}`"
+    return f"`archlearn paper {results.experiment}{quick}{images}`"
 
 
 def compose_body(
